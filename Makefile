@@ -1,0 +1,64 @@
+# make run   sets up everything and runs the quickstart on real input
+# make test  sets up everything and runs every check
+# Both need Python 3.11 and the package registries; see README.md.
+
+PYTHON ?= python3.11
+export UV_PYTHON_DOWNLOADS := never
+# A fresh resolve each time: a lock file would carry registry addresses.
+UV := .cache/uv/bin/uv
+BIN := .venv/bin
+MODEL := .cache/models/smollm2-135m-instruct
+PRISM := .cache/bin/prism
+PRISM_VERSION := v2.77.0
+
+.PHONY: run test lint unit format clean help setup
+.DEFAULT_GOAL := help
+
+help: ## list the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
+
+$(UV):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null || { \
+	  echo "make: $(PYTHON) is not a Python 3.11 (the demo's vLLM for CPUs is built for it);" \
+	       "say which one is: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@echo "· creating the tool environment (.cache/uv)"
+	@$(PYTHON) -m venv .cache/uv
+	@.cache/uv/bin/pip install --quiet uv
+
+.venv/.synced: pyproject.toml | $(UV)
+	@echo "· installing Beam, vLLM for CPUs and the development tools into .venv (about 6 GB; 1 to 5 minutes the first time)"
+	@$(UV) sync --quiet --python $(PYTHON) --group demo --group dev
+	@touch $@
+
+$(MODEL)/config.json: | .venv/.synced
+	@$(BIN)/beam-llm demo-model $(MODEL)
+
+# Prism, Beam's local streaming runner, needs Go; the tests that use it say so when it is missing.
+$(PRISM):
+	@if command -v go >/dev/null; then \
+	  echo "· building Prism $(PRISM_VERSION) (about 2 minutes, once)"; \
+	  GOBIN=$(CURDIR)/.cache/bin go install github.com/apache/beam/sdks/v2/go/cmd/prism@$(PRISM_VERSION) 2>.cache/prism.log \
+	    || { cat .cache/prism.log >&2; exit 1; }; \
+	else echo "· no Go here: the tests on Prism will be skipped"; fi
+
+setup: .venv/.synced $(MODEL)/config.json $(PRISM) ## install everything, run nothing
+
+run: .venv/.synced $(MODEL)/config.json ## label real text with a real model
+	@$(BIN)/beam-llm run yaml_examples/quickstart.yaml --var model=$(MODEL)
+
+test: setup lint unit ## lint, types and every test
+
+lint: .venv/.synced ## ruff and pyright
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/pyright
+
+unit: setup
+	@$(BIN)/pytest $(PYTEST_ARGS)
+
+format: .venv/.synced ## rewrite the sources in the project's format
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+clean: ## remove everything that make created
+	rm -rf .venv .cache .pytest_cache .ruff_cache .hypothesis output uv.lock

@@ -1,0 +1,1 @@
+"""Prefix-batched LLM inference for Apache Beam."""
