@@ -1,0 +1,425 @@
+"""Typed configuration of every transform: the one source of every knob.
+
+Each field carries its description, unit, bounds and an example. The constructors'
+checks, the YAML signature and the published JSON Schemas are all read from here.
+Nothing in this module imports Beam.
+
+Every knob is a plain JSON type so that it survives a Beam ``Row``: YAML ``remote``
+providers and Java send a configuration as one. Absent (or null) means the default.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+
+def _meta(description: str, *, example: Any = None, unit: str | None = None, **bounds: Any) -> Meta:
+    """Builds a field's metadata.
+
+    Args:
+      description: What the knob does, in a sentence or two.
+      example: A valid value, shown in the reference and in schemas.
+      unit: Unit of the value, when it has one.
+      **bounds: ``ge``, ``gt``, ``le``, ``lt``, ``min_length``, ``pattern``, …
+    """
+    return Meta(
+        description=description,
+        examples=None if example is None else [example],
+        extra_json_schema={"x-unit": unit} if unit else None,
+        **bounds,
+    )
+
+
+class Section(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, frozen=True):
+    """Base of all configuration models."""
+
+
+_FIELD_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
+
+
+class Message(Section):
+    """One message of a chat prompt."""
+
+    role: Annotated[
+        Literal["system", "developer", "user", "assistant"],
+        _meta("Who speaks.", example="user"),
+    ]
+    content: Annotated[
+        str,
+        _meta(
+            "Text with `{field}` placeholders, filled from the row. Literal braces are doubled.",
+            example="Label this ticket: {text}",
+        ),
+    ]
+
+
+class Sampling(Section):
+    """How the reply is generated. Names and meanings are vLLM's (`SamplingParams`)."""
+
+    max_tokens: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        _meta("Most tokens to generate; the server's default when absent.", example=64),
+    ] = None
+    min_tokens: Annotated[
+        Annotated[int, Meta(ge=0)] | None,
+        _meta("Fewest tokens to generate before a stop counts.", example=1),
+    ] = None
+    temperature: Annotated[
+        Annotated[float, Meta(ge=0, le=2)] | None,
+        _meta("Randomness; 0 always takes the likeliest token.", example=0.0),
+    ] = None
+    top_p: Annotated[
+        Annotated[float, Meta(gt=0, le=1)] | None,
+        _meta("Sample from the likeliest tokens of this total probability.", example=0.9),
+    ] = None
+    top_k: Annotated[
+        Annotated[int, Meta(ge=-1)] | None,
+        _meta("Sample from the K likeliest tokens; -1 means all.", example=40),
+    ] = None
+    min_p: Annotated[
+        Annotated[float, Meta(ge=0, le=1)] | None,
+        _meta("Least probability of a token, relative to the likeliest.", example=0.05),
+    ] = None
+    presence_penalty: Annotated[
+        Annotated[float, Meta(ge=-2, le=2)] | None,
+        _meta("Positive values discourage tokens already present.", example=0.2),
+    ] = None
+    frequency_penalty: Annotated[
+        Annotated[float, Meta(ge=-2, le=2)] | None,
+        _meta("Positive values discourage frequent tokens.", example=0.2),
+    ] = None
+    repetition_penalty: Annotated[
+        Annotated[float, Meta(gt=0)] | None,
+        _meta("Values above 1 discourage repetition.", example=1.1),
+    ] = None
+    seed: Annotated[int | None, _meta("Seed of the random generator.", example=1)] = None
+    stop: Annotated[
+        tuple[Annotated[str, Meta(min_length=1)], ...] | None,
+        _meta("Texts that end the reply; they are not part of it.", example=["\n\n"]),
+    ] = None
+    choices: Annotated[
+        Annotated[tuple[Annotated[str, Meta(min_length=1)], ...], Meta(min_length=1)] | None,
+        _meta(
+            "The reply is exactly one of these.",
+            example=["bug", "question", "praise"],
+        ),
+    ] = None
+    regex: Annotated[
+        Annotated[str, Meta(min_length=1)] | None,
+        _meta("The reply matches this expression.", example=r"\d{4}"),
+    ] = None
+    json_schema: Annotated[
+        Annotated[str, Meta(min_length=2)] | None,
+        _meta(
+            "The reply is JSON of this JSON Schema, given as a string.",
+            example='{"type": "object"}',
+        ),
+    ] = None
+    extra_body: Annotated[
+        Annotated[str, Meta(min_length=2)] | None,
+        _meta(
+            "Further fields of the request's body, as a JSON object in a string, for what has no"
+            " knob here.",
+            example='{"chat_template_kwargs": {"enable_thinking": false}}',
+        ),
+    ] = None
+
+
+#: Sampling knobs whose value one row may choose, by column.
+PER_ROW_KNOBS = tuple(name for name in Sampling.__struct_fields__ if name != "extra_body")
+
+PerRow = msgspec.defstruct(
+    "PerRow",
+    [
+        (
+            name,
+            Annotated[
+                Annotated[str, Meta(pattern=_FIELD_NAME)] | None,
+                _meta(
+                    f"Column that holds the row's `sampling.{name}`; null there means the"
+                    " configured value.",
+                    example=f"{name}_column",
+                ),
+            ],
+            None,
+        )
+        for name in PER_ROW_KNOBS
+    ],
+    bases=(Section,),
+    namespace={"__doc__": "Sampling knobs taken from a column of the row, by column name."},
+    module=__name__,
+    kw_only=True,
+    frozen=True,
+)
+
+
+class Requests(Section):
+    """How requests are sent to the server."""
+
+    max_in_flight: Annotated[
+        int,
+        _meta(
+            "Most requests under way at once, in each worker process.", example=64, ge=1, le=4096
+        ),
+    ] = 64
+    timeout_secs: Annotated[
+        float,
+        _meta(
+            "Longest time one attempt of one request may take.", example=600, unit="seconds", gt=0
+        ),
+    ] = 600.0
+    max_retries: Annotated[
+        int,
+        _meta(
+            "Further attempts after a connection error, a timeout, 408, 429 or 5xx, with"
+            " exponential, jittered backoff. A restart of our own server does not count.",
+            example=5,
+            ge=0,
+            le=100,
+        ),
+    ] = 5
+
+
+class PrefixBatching(Section):
+    """Which rows share a batch, and so the server's KV cache."""
+
+    mode: Annotated[
+        Literal["none", "fixed"],
+        _meta(
+            "`fixed` keys rows by the start of their prompt; `none` does not key them.",
+            example="fixed",
+        ),
+    ] = "fixed"
+    prefix_char_len: Annotated[
+        int, _meta("How much of the prompt makes the key.", example=512, unit="characters", ge=1)
+    ] = 512
+    prefix_delimiters: Annotated[
+        tuple[Annotated[str, Meta(min_length=1)], ...] | None,
+        _meta(
+            "The key ends at the first of these, when one starts within `prefix_char_len`"
+            " characters. Default: a blank line for prompts, none for chat.",
+            example=[":"],
+        ),
+    ] = None
+    key_field: Annotated[
+        Annotated[str, Meta(pattern=_FIELD_NAME)] | None,
+        _meta(
+            "Column whose value is the key, in place of the prompt's start.",
+            example="customer",
+        ),
+    ] = None
+    key_fn: Annotated[
+        Annotated[str, Meta(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")] | None,
+        _meta(
+            "`module:function` that takes the row and returns its key, in place of the prompt's start.",
+            example="my_package.keys:by_customer",
+        ),
+    ] = None
+    num_shards: Annotated[
+        int,
+        _meta(
+            "Into how many random shards a key is spread in streaming, so that a hot key is not"
+            " held to one worker. Batch pipelines split a key only above a batch's size.",
+            example=8,
+            ge=1,
+        ),
+    ] = 8
+    num_shards_by_key: Annotated[
+        dict[str, Annotated[int, Meta(ge=1)]] | None,
+        _meta(
+            "Shards of single keys, by the key's text; `num_shards` for the rest.",
+            example={"You are": 32},
+        ),
+    ] = None
+
+
+class Batching(Section):
+    """How large a batch gets and how long a row waits for one."""
+
+    max_batch_size: Annotated[
+        int, _meta("Most rows of one batch.", example=64, unit="rows", ge=1, le=100_000)
+    ] = 64
+    max_batch_duration_secs: Annotated[
+        float,
+        _meta(
+            "Longest wait of an incomplete batch, in streaming.", example=1.0, unit="seconds", gt=0
+        ),
+    ] = 1.0
+    max_batch_weight: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        _meta(
+            "Most weight of one batch; a heavier row goes alone.",
+            example=65_536,
+            unit="of `weight`",
+        ),
+    ] = None
+    weight: Annotated[
+        Literal["rows", "tokens"],
+        _meta(
+            "What a row weighs: 1, or its prompt's tokens, estimated as a quarter of its UTF-8 bytes.",
+            example="tokens",
+        ),
+    ] = "rows"
+
+
+class Server(Section):
+    """The model server: one of ours, started on each worker, or one that runs already."""
+
+    args: Annotated[
+        tuple[str, ...],
+        _meta(
+            "vLLM's own command line; not `--model`, `--host` or `--port`.",
+            example=["--max-model-len=4096"],
+        ),
+    ] = ()
+    env: Annotated[
+        dict[str, str],
+        _meta(
+            "Variables for the server. No secrets: configuration is visible in the job graph.",
+            example={"VLLM_CPU_KVCACHE_SPACE": "1"},
+        ),
+    ] = {}
+    env_from_worker: Annotated[
+        tuple[Annotated[str, Meta(min_length=1)], ...],
+        _meta(
+            "Variables that the worker's environment must provide; missing ones are an error.",
+            example=["HF_TOKEN"],
+        ),
+    ] = ()
+    startup_timeout_secs: Annotated[
+        float,
+        _meta("Longest time the server may take to answer.", example=600, unit="seconds", gt=0),
+    ] = 600.0
+    endpoint: Annotated[
+        Annotated[str, Meta(pattern=r"^https?://[^\s/?#]+[^\s?#]*$")] | None,
+        _meta(
+            "Base address of a running OpenAI-compatible server, to use in place of starting one.",
+            example="http://127.0.0.1:8000/v1",
+        ),
+    ] = None
+    api_key_env: Annotated[
+        Annotated[str, Meta(min_length=1)] | None,
+        _meta(
+            "Variable of the worker's environment that holds the endpoint's API key.",
+            example="OPENAI_API_KEY",
+        ),
+    ] = None
+
+
+class ResourceHints(Section):
+    """What the workers that run this transform need (Beam's resource hints)."""
+
+    accelerator: Annotated[
+        Annotated[str, Meta(min_length=1)] | None,
+        _meta(
+            "GPUs, in the runner's own words.",
+            example="type:nvidia-l4;count:1;install-nvidia-driver",
+        ),
+    ] = None
+    min_ram: Annotated[
+        Annotated[str, Meta(min_length=1)] | None, _meta("Least memory.", example="30GB")
+    ] = None
+    cpu_count: Annotated[
+        Annotated[int, Meta(ge=1)] | None, _meta("Least number of CPUs.", example=4)
+    ] = None
+
+
+class ErrorHandling(Section):
+    """What becomes of rows that fail."""
+
+    output: Annotated[
+        str,
+        _meta(
+            "Name of the output for failed rows: `element`, `msg`, `stack`.",
+            example="failures",
+            min_length=1,
+        ),
+    ]
+
+
+class LLMConfig(Section, kw_only=True):
+    """What all language-model transforms share."""
+
+    model: Annotated[
+        str,
+        _meta(
+            "Path or hub name of the model.",
+            example="HuggingFaceTB/SmolLM2-135M-Instruct",
+            min_length=1,
+        ),
+    ]
+    model_identifier: Annotated[
+        Annotated[str, Meta(min_length=1)] | None,
+        _meta(
+            "Steps with one identifier share one server on a worker. Default: a hash of `model`"
+            " and `server`.",
+            example="tickets",
+        ),
+    ] = None
+    output_field: Annotated[
+        str,
+        _meta("Column for the generated text.", example="reply", pattern=_FIELD_NAME),
+    ] = "reply"
+    details_prefix: Annotated[
+        str,
+        _meta(
+            "Put before the names of the further columns `finish_reason`, `usage` and `model`, for"
+            " rows that have such columns already.",
+            example="label_",
+            pattern=r"^([A-Za-z_][A-Za-z0-9_]*)?$",
+        ),
+    ] = ""
+    sampling: Annotated[Sampling, _meta("How the reply is generated.")] = Sampling()
+    per_row: Annotated[PerRow, _meta("Sampling knobs taken from columns.")] = PerRow()
+    requests: Annotated[Requests, _meta("How requests are sent.")] = Requests()
+    prefix_batching: Annotated[PrefixBatching, _meta("Which rows share a batch.")] = (
+        PrefixBatching()
+    )
+    batching: Annotated[Batching, _meta("How large batches get.")] = Batching()
+    server: Annotated[Server, _meta("The model server.")] = Server()
+    resource_hints: Annotated[ResourceHints, _meta("What the workers need.")] = ResourceHints()
+    error_handling: Annotated[
+        ErrorHandling | None, _meta("What becomes of failed rows; absent, one fails the pipeline.")
+    ] = None
+
+    @property
+    def identifier(self) -> str:
+        """The model identifier: the one given, else a stable hash of model and server."""
+        if self.model_identifier is not None:
+            return self.model_identifier
+        material = msgspec.json.encode((self.model, self.server), order="deterministic")
+        return "beam-llm-" + hashlib.sha256(material).hexdigest()[:16]
+
+
+class CompletionsConfig(LLMConfig, kw_only=True):
+    """Completes a prompt made from each row, and adds the text to the row."""
+
+    prompt: Annotated[
+        str,
+        _meta(
+            "The prompt, with `{field}` placeholders. Literal braces are doubled.",
+            example="Q: {question}\nA:",
+            min_length=1,
+        ),
+    ]
+    output_field: Annotated[
+        str,
+        _meta("Column for the generated text.", example="completion", pattern=_FIELD_NAME),
+    ] = "completion"
+
+
+class ChatConfig(LLMConfig, kw_only=True):
+    """Asks a chat model about each row, and adds its reply to the row."""
+
+    messages: Annotated[
+        tuple[Message, ...],
+        _meta(
+            "The conversation so far, with `{field}` placeholders.",
+            example=[{"role": "user", "content": "{text}"}],
+            min_length=1,
+        ),
+    ]

@@ -1,0 +1,73 @@
+"""Beam metrics of the row transforms, and the same totals for this process.
+
+The metrics are in the namespace ``beam_llm``; ``docs/metrics.md`` lists them. A runner
+shows them for the whole job; ``totals()`` is what a progress display in the pipeline's
+own process can read while a local runner works.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from typing import Any
+
+from apache_beam.metrics import Metrics
+
+from beam_llm.vllm.client import Reply
+
+NAMESPACE = "beam_llm"
+
+_totals: Counter[str] = Counter()
+_totals_lock = threading.Lock()
+
+
+def totals() -> Counter[str]:
+    """A copy of this process's counts since it began, by counter name."""
+    with _totals_lock:
+        return Counter(_totals)
+
+
+class StepMetrics:
+    """Counters and distributions of one step."""
+
+    def __init__(self) -> None:
+        self._counters: dict[str, Any] = {}
+        self._latency = Metrics.distribution(NAMESPACE, "request_latency_ms")
+        # Clock times: the least start and the greatest end, over all workers, tell how
+        # long inference took, whatever the runner did before and after.
+        self._started = Metrics.distribution(NAMESPACE, "request_started_unix_ms")
+        self._ended = Metrics.distribution(NAMESPACE, "request_ended_unix_ms")
+
+    def count(self, name: str, by: int = 1) -> None:
+        """Adds to a counter.
+
+        Args:
+          name: The counter.
+          by: How much to add.
+        """
+        counter = self._counters.get(name)
+        if counter is None:
+            counter = self._counters[name] = Metrics.counter(NAMESPACE, name)
+        counter.inc(by)
+        with _totals_lock:
+            _totals[name] += by
+
+    def failed(self, kind: str) -> None:
+        """Counts one failed row, in all and by kind."""
+        self.count("rows_failed")
+        self.count(f"rows_failed_{kind}")
+
+    def answered(self, reply: Reply) -> None:
+        """Counts one answered row with its tokens and latency."""
+        self.count("rows_done")
+        usage = reply.answer.usage
+        if usage is not None:
+            self.count("prompt_tokens", usage.prompt_tokens or 0)
+            self.count("cached_tokens", usage.cached_tokens or 0)
+            self.count("completion_tokens", usage.completion_tokens or 0)
+        latency_ms = round(reply.latency_secs * 1_000)
+        now_ms = round(time.time() * 1_000)
+        self._latency.update(latency_ms)
+        self._started.update(now_ms - latency_ms)
+        self._ended.update(now_ms)

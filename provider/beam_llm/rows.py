@@ -1,0 +1,236 @@
+"""Rows in, prompts out: what a row becomes before a server sees it. No Beam runner here."""
+
+from __future__ import annotations
+
+import json
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
+from typing import Any
+
+import msgspec
+
+from beam_llm.config import (
+    PER_ROW_KNOBS,
+    ChatConfig,
+    CompletionsConfig,
+    LLMConfig,
+    Sampling,
+)
+from beam_llm.templates import Template
+from beam_llm.vllm.client import Call
+from beam_llm.vllm.protocol import CHAT_PATH, COMPLETIONS_PATH
+
+
+class RowError(Exception):
+    """A row that makes no prompt.
+
+    Attributes:
+      kind: ``null_field``, ``empty_prompt``, ``invalid_text``, ``sampling`` or ``key``.
+    """
+
+    def __init__(self, kind: str, message: str):
+        super().__init__(message)
+        self.kind = kind
+        self.message = message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(self), (self.kind, self.message))
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.kind})"
+
+
+def as_text(value: Any) -> str:
+    """Writes a field's value into a prompt.
+
+    Text is taken as it is, numbers and times as Python writes them, and booleans, lists,
+    maps and nested rows as JSON.
+    """
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool) or hasattr(value, "_asdict") or isinstance(value, list | Mapping):
+        return json.dumps(_jsonable(value), ensure_ascii=False)
+    if isinstance(value, Sequence):
+        return json.dumps(_jsonable(list(value)), ensure_ascii=False)
+    return str(value)
+
+
+def _jsonable(value: Any) -> Any:
+    if hasattr(value, "_asdict"):
+        value = value._asdict()
+    if isinstance(value, Mapping):
+        return {str(k): _jsonable(v) for k, v in value.items()}
+    if isinstance(value, bool | int | float | str) or value is None:
+        return value
+    if isinstance(value, Sequence) and not isinstance(value, bytes):
+        return [_jsonable(v) for v in value]
+    return float(value) if isinstance(value, Decimal) else str(value)
+
+
+def storable(value: Any) -> Any:
+    """Gives the same value with lone surrogates escaped, so that any coder can write it."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode("utf-8")
+    if hasattr(value, "_asdict"):
+        fields = {k: storable(v) for k, v in value._asdict().items()}
+        return type(value)(**fields)
+    if isinstance(value, Mapping):
+        return {storable(k): storable(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [storable(v) for v in value]
+    return value
+
+
+class _Filled:
+    """A template bound to the way its fields are read from a row."""
+
+    def __init__(self, text: str):
+        self.template = Template.parse(text)
+        self._getters: list[tuple[str, Callable[[Any], Any]]] = [
+            (path, operator.attrgetter(path)) for path in self.template.fields
+        ]
+
+    def __call__(self, row: Any) -> str:
+        values: list[str] = []
+        for path, get in self._getters:
+            try:
+                value = get(row)
+            except AttributeError:
+                value = None  # below a nested row that is null
+            if value is None:
+                raise RowError("null_field", f"field '{path}' is null")
+            values.append(as_text(value))
+        text = self.template.render(values)
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise RowError(
+                "invalid_text",
+                f"the prompt is not valid Unicode: a lone surrogate"
+                f" U+{ord(text[error.start]):04X} at character {error.start}",
+            ) from None
+        return text
+
+
+class Prompter:
+    """Makes the request of a row, from a configuration."""
+
+    def __init__(self, config: LLMConfig):
+        self._config = config
+        self._static: dict[str, Any] = _request_fields(config.sampling)
+        # A server of ours serves one model, whatever name it goes by.
+        if config.server.endpoint is not None:
+            self._static["model"] = config.model
+        self._per_row: list[tuple[str, str, Any]] = [
+            (knob, column, _SAMPLING_TYPES[knob])
+            for knob in PER_ROW_KNOBS
+            if (column := getattr(config.per_row, knob)) is not None
+        ]
+        if isinstance(config, ChatConfig):
+            self._path = CHAT_PATH
+            self._texts = [_Filled(message.content) for message in config.messages]
+            self._roles = [message.role for message in config.messages]
+        elif isinstance(config, CompletionsConfig):
+            self._path = COMPLETIONS_PATH
+            self._texts = [_Filled(config.prompt)]
+        else:
+            raise TypeError(f"no prompt in a {type(config).__name__}")
+
+    @property
+    def templates(self) -> list[Template]:
+        """The templates, in the order of the prompt."""
+        return [text.template for text in self._texts]
+
+    def prompt(self, row: Any) -> str | list[dict[str, str]]:
+        """Fills the templates: the prompt, or the conversation as OpenAI's messages.
+
+        Raises:
+          RowError: The row has a null or unusable field, or the prompt is empty.
+        """
+        texts = [text(row) for text in self._texts]
+        if self._path == COMPLETIONS_PATH:
+            if not texts[0]:
+                raise RowError("empty_prompt", "the prompt is empty")
+            return texts[0]
+        return [
+            {"role": role, "content": text} for role, text in zip(self._roles, texts, strict=True)
+        ]
+
+    def call(self, row: Any) -> Call:
+        """Makes the request of a row.
+
+        Raises:
+          RowError: The row makes no prompt, or a per-row value is out of bounds.
+        """
+        prompt = self.prompt(row)
+        body = {("messages" if self._path == CHAT_PATH else "prompt"): prompt, **self._static}
+        if self._per_row:
+            fields = self._row_sampling(row)
+            if not _CONSTRAINT_FIELDS.isdisjoint(fields):
+                for name in _CONSTRAINT_FIELDS:  # the row's constraint replaces the step's
+                    body.pop(name, None)
+            body.update(fields)
+        return Call(self._path, msgspec.json.encode(body))
+
+    def _row_sampling(self, row: Any) -> dict[str, Any]:
+        given: dict[str, Any] = {}
+        for knob, column, kind in self._per_row:
+            value = getattr(row, column)
+            if value is None:
+                continue
+            try:
+                given[knob] = msgspec.convert(value, kind)
+            except msgspec.ValidationError as error:
+                raise RowError(
+                    "sampling", f"sampling.{knob} from column '{column}': {error}"
+                ) from None
+        constraints = [knob for knob in _CONSTRAINTS if knob in given]
+        if len(constraints) > 1:
+            raise RowError(
+                "sampling", f"only one of {', '.join(constraints)} can constrain a reply"
+            )
+        try:
+            return _request_fields(Sampling(**given))
+        except ValueError as error:
+            raise RowError("sampling", str(error)) from None
+
+
+_CONSTRAINTS = ("choices", "regex", "json_schema")
+_CONSTRAINT_FIELDS = frozenset({"structured_outputs", "response_format"})
+_SAMPLING_TYPES: dict[str, Any] = {
+    field.name: field.type for field in msgspec.structs.fields(Sampling)
+}
+
+
+def _request_fields(sampling: Sampling) -> dict[str, Any]:
+    """Writes sampling knobs as the fields of a request's body."""
+    fields: dict[str, Any] = {
+        name: value
+        for name in Sampling.__struct_fields__
+        if (value := getattr(sampling, name)) is not None
+    }
+    extra = fields.pop("extra_body", None)
+    if (choices := fields.pop("choices", None)) is not None:
+        fields["structured_outputs"] = {"choice": choices}
+    if (regex := fields.pop("regex", None)) is not None:
+        fields["structured_outputs"] = {"regex": regex}
+    if (schema := fields.pop("json_schema", None)) is not None:
+        # OpenAI's form, which vLLM understands as well.
+        fields["response_format"] = {
+            "type": "json_schema",
+            "json_schema": {"name": "reply", "schema": json.loads(schema)},
+        }
+    if extra is not None:
+        fields.update(json.loads(extra))
+    return fields
+
+
+def token_estimate(prompt: str | list[dict[str, str]]) -> int:
+    """Estimates a prompt's tokens as a quarter of its UTF-8 bytes, at least 1.
+
+    English text has about four bytes a token in the vocabularies of current models; a
+    budget wants the right magnitude, not the exact count.
+    """
+    texts = [prompt] if isinstance(prompt, str) else [message["content"] for message in prompt]
+    return max(1, sum(len(text.encode()) for text in texts) // 4)
