@@ -27,6 +27,7 @@ from apache_beam.metrics.metric import Metrics
 from apache_beam.transforms import userstate, util, window
 from apache_beam.transforms.core import Windowing
 from apache_beam.transforms.timeutil import TimeDomain
+from apache_beam.typehints.decorators import IOTypeHints
 from apache_beam.utils.shared import Shared
 from apache_beam.utils.timestamp import Timestamp
 from apache_beam.utils.windowed_value import WindowedValue
@@ -159,6 +160,10 @@ class WithBatchKey(beam.DoFn):
             raise _failed("key_fn", self._key_fn, error, element) from error
         shard = random.randrange(shards) if shards > 1 else 0  # noqa: S311
         return ((shard.to_bytes(_SHARD_BYTES, "big") + encoded, element),)
+
+    def default_type_hints(self) -> Any:
+        """None: the annotations say less than `infer_output_type`, and would win."""
+        return IOTypeHints.empty()
 
     def infer_output_type(self, input_type: Any) -> Any:
         """Keeps the element type, and with it the coder."""
@@ -338,8 +343,8 @@ class BatchByKey(beam.PTransform):
 
     Args:
         max_batch_size: Most values of a batch, at least 1.
-        max_batch_duration_secs: Longest wait of a value of unbounded input, in seconds; 0 for
-            as long as its bundle lasts.
+        max_batch_duration_secs: Longest wait of a value of unbounded input, in seconds; None
+            for 1 s, 0 for as long as its bundle lasts.
         max_batch_weight: Largest sum of `element_size_fn` in a batch; a heavier value goes
             alone.
         element_size_fn: Function from value to weight; only with `max_batch_weight`.
@@ -356,7 +361,7 @@ class BatchByKey(beam.PTransform):
         self,
         *,
         max_batch_size: int,
-        max_batch_duration_secs: float = DEFAULT_MAX_BATCH_DURATION_SECS,
+        max_batch_duration_secs: float | None = None,
         max_batch_weight: float | None = None,
         element_size_fn: Callable[[Any], float] | None = None,
         num_shards: ShardSpec = 1,
@@ -502,6 +507,9 @@ class _Key(beam.DoFn):
             problem = f"gave {weight!r}; allowed: a number of at least 0"
             raise _failed("element_size_fn", weigh, problem, element)
         return weight
+
+    def default_type_hints(self) -> Any:
+        return IOTypeHints.empty()
 
     def infer_output_type(self, input_type: Any) -> Any:
         if self._weigh is not None:
