@@ -215,7 +215,8 @@ class PrefixBatching(Section):
     key_fn: Annotated[
         Annotated[str, Meta(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")] | None,
         _meta(
-            "`module:function` that takes the row and returns its key, in place of the prompt's start.",
+            "`module:function` that takes the row and returns its key, in place of the"
+            " prompt's start.",
             example="my_package.keys:by_customer",
         ),
     ] = None
@@ -260,7 +261,8 @@ class Batching(Section):
     weight: Annotated[
         Literal["rows", "tokens"],
         _meta(
-            "What a row weighs: 1, or its prompt's tokens, estimated as a quarter of its UTF-8 bytes.",
+            "What a row weighs: 1, or its prompt's tokens, estimated as a quarter of its UTF-8"
+            " bytes.",
             example="tokens",
         ),
     ] = "rows"

@@ -49,6 +49,10 @@ class _LLMTransform(beam.PTransform):
 
     config_model: type[LLMConfig]
 
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        _describe(cls)
+
     def __init__(self, **config: Any):
         super().__init__()
         self._name = type(self).__name__
@@ -73,7 +77,7 @@ class _LLMTransform(beam.PTransform):
         _check_fields(self._config, prompter, fields, self._name)
         fail = _FailureMaker(self._name, self._config.error_handling is not None)
 
-        key_fn = _key_fn(self._config, prompter)
+        key_fn = _key_fn(self._config, prompter, self._name)
         mergeable = not isinstance(rows.windowing.windowfn, NonMergingWindowFn)
         unkeyable = None
         if mergeable or (key_fn is None and rows.is_bounded):
@@ -224,7 +228,7 @@ def _nested_type(kind: Any) -> RowTypeConstraint | None:
 # Keys and batches
 
 
-def _key_fn(config: LLMConfig, prompter: Prompter) -> KeyFn | None:
+def _key_fn(config: LLMConfig, prompter: Prompter, name: str) -> KeyFn | None:
     """Gives what keys a row, or None when every row has the same key."""
     batching = config.prefix_batching
     if batching.mode == "none":
@@ -232,7 +236,7 @@ def _key_fn(config: LLMConfig, prompter: Prompter) -> KeyFn | None:
     if batching.key_field is not None:
         return _FieldKey(batching.key_field)
     if batching.key_fn is not None:
-        return _imported(batching.key_fn)
+        return _imported(batching.key_fn, name)
     delimiters = batching.prefix_delimiters
     extractor: Any = (ChatPrefixKeyFn if isinstance(config, ChatConfig) else PromptPrefixKeyFn)(
         batching.prefix_char_len, *(() if delimiters is None else (delimiters,))
@@ -247,21 +251,21 @@ def _key_fn(config: LLMConfig, prompter: Prompter) -> KeyFn | None:
     return _PromptKey(prompter, extractor)
 
 
-def _imported(name: str) -> KeyFn:
-    module, _, path = name.partition(":")
+def _imported(path: str, name: str) -> KeyFn:
+    module, _, attributes = path.partition(":")
+    wrong = None
+    found: Any = None
     try:
-        found: Any = importlib.import_module(module)
-        for step in path.split("."):
-            found = getattr(found, step)
+        found = importlib.import_module(module)
+        for attribute in attributes.split("."):
+            found = getattr(found, attribute)
+        if not callable(found):
+            wrong = f"'{path}' is a {type(found).__name__}, not a function"
     except (ImportError, AttributeError) as error:
-        raise validation.ConfigError(
-            "prefix_batching.key_fn", [validation.Problem((), f"'{name}' is not there: {error}")]
-        ) from None
-    if not callable(found):
-        raise validation.ConfigError(
-            "prefix_batching.key_fn",
-            [validation.Problem((), f"'{name}' is a {type(found).__name__}, not a function")],
-        )
+        wrong = f"'{path}' is not there: {error}"
+    if wrong is not None:
+        problem = validation.Problem(("prefix_batching", "key_fn"), wrong)
+        raise validation.ConfigError(name, [problem])
     return found
 
 
@@ -481,51 +485,45 @@ class _Ask(beam.DoFn):
 # Constructors as Beam YAML reads them
 
 
-def _from_config(transform: type[_LLMTransform]) -> type[_LLMTransform]:
-    """Gives a transform's constructor the signature and docstring of its configuration."""
-    model = transform.config_model
-    knobs = msgspec.structs.fields(model)
+def _describe(transform: type[_LLMTransform]) -> None:
+    """Gives a transform the signature and documentation of its configuration.
+
+    Beam YAML reads a transform's schema and documentation from its constructor.
+    """
     parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
-    lines = [(model.__doc__ or "").strip(), "", "Args:"]
+    lines = [inspect.getdoc(transform) or "", "", "Args:"]
+    knobs = msgspec.structs.fields(transform.config_model)
     for knob in sorted(knobs, key=lambda knob: not knob.required):
-        default = inspect.Parameter.empty if knob.required else None
         kind = _beam_type(knob.type)
         parameters.append(
             inspect.Parameter(
                 knob.name,
                 inspect.Parameter.KEYWORD_ONLY,
-                default=default,
+                default=inspect.Parameter.empty if knob.required else None,
                 annotation=kind if knob.required else Optional[kind],
             )
         )
-        lines.append(f"  {knob.name}: {_description(knob.type)}")
-    transform.__doc__ = "\n".join(lines)
-    signature = inspect.Signature(parameters)
-    init = transform.__init__
+        lines.append(f"    {knob.name}: {_description(knob.type)}")
 
     def __init__(self: Any, **config: Any) -> None:  # noqa: N807
-        init(self, **config)
+        _LLMTransform.__init__(self, **config)
 
-    __init__.__signature__ = signature  # type: ignore[attr-defined]
+    __init__.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     transform.__init__ = __init__  # type: ignore[method-assign]
-    return transform
+    transform.__doc__ = "\n".join(lines)
 
 
 def _description(kind: Any) -> str:
-    for note in getattr(kind, "__metadata__", ()):
-        if isinstance(note, msgspec.Meta) and note.description:
-            return note.description
-    return ""
+    notes = [note for note in getattr(kind, "__metadata__", ()) if isinstance(note, msgspec.Meta)]
+    return next((note.description for note in notes if note.description), "")
 
 
 def _beam_type(kind: Any) -> Any:
     """Translates a knob's type to one that Beam's schemas have."""
-    if typing.get_origin(kind) is typing.Annotated:
-        return _beam_type(typing.get_args(kind)[0])
     kind = _plain_type(kind)
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Annotated:
-        return _beam_type(kind)
+        return _beam_type(arguments[0])
     if origin is typing.Literal:
         return str
     if origin is tuple:
@@ -542,11 +540,21 @@ def _beam_type(kind: Any) -> Any:
     return kind
 
 
-@_from_config
 class VLLMCompletions(_LLMTransform):
+    """Completes a prompt made from each row, and adds the text to the row.
+
+    Rows in, the same rows out with the text, `finish_reason`, `usage` and `model`. With
+    `error_handling`, failed rows go to a second output as `element`, `msg`, `stack`.
+    """
+
     config_model = CompletionsConfig
 
 
-@_from_config
 class VLLMChat(_LLMTransform):
+    """Asks a chat model about each row, and adds its reply to the row.
+
+    Rows in, the same rows out with the reply, `finish_reason`, `usage` and `model`. With
+    `error_handling`, failed rows go to a second output as `element`, `msg`, `stack`.
+    """
+
     config_model = ChatConfig
