@@ -64,6 +64,9 @@ def report_server(
       detail: The address of a ready server, the reason of a restart or failure.
     """
     listener = _listener
+    on_terminal = listener is None and _is_terminal()
+    if on_terminal:
+        _show(identifier, state, phase, elapsed_secs, detail)
     if state == "failed":
         logger.error("vLLM server %s failed: %s", identifier, detail)
     elif state == "restarting":
@@ -73,9 +76,7 @@ def report_server(
             listener(identifier, state, phase, elapsed_secs, detail)
         except Exception:
             logger.exception("the listener for server states failed")
-    elif _is_terminal():
-        _show(identifier, state, phase, elapsed_secs, detail)
-    elif state in ("starting", "ready"):
+    elif not on_terminal and state in ("starting", "ready"):
         _log(identifier, state, phase, elapsed_secs, detail)
 
 

@@ -70,12 +70,12 @@ def vllm_process(supervisor: int) -> psutil.Process:
 def sentinel_process(supervisor: int) -> psutil.Process | None:
     """The process that waits for the supervisor's death; None while there is none."""
     children = psutil.Process(supervisor).children()
-    return next((p for p in children if _runs(p, "supervisor.py")), None)
+    return next((p for p in children if _runs(p, "beam_llm.vllm.supervisor")), None)
 
 
 def supervisor_processes(marker: object) -> list[psutil.Process]:
     """The supervisors of this marker, without their sentinels."""
-    processes = [p for p in processes_with_marker(marker) if _runs(p, "supervisor.py")]
+    processes = [p for p in processes_with_marker(marker) if _runs(p, "beam_llm.vllm.supervisor")]
     return [p for p in processes if p.ppid() not in {other.pid for other in processes}]
 
 

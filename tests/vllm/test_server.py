@@ -231,7 +231,7 @@ def test_a_path_too_long_for_a_socket_is_named(runtime, monkeypatch, standin):
 
 
 def test_a_supervisor_that_cannot_be_started_is_named(acquire, standin, monkeypatch):
-    monkeypatch.setattr(server_module.supervisor, "__file__", "/no/such/file.py")
+    monkeypatch.setattr(server_module, "_SUPERVISOR", "raise SystemExit(1)")
     with pytest.raises(VLLMServerError, match=r"cannot reach its supervisor.*\.log"):
         acquire(standin()).wait_ready()
 

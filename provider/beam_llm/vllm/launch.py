@@ -1,6 +1,6 @@
 """`vllm serve` as a child that cannot outlive its supervisor.
 
-Run by path, `python -P launch.py serve MODEL …`, and only by the supervisor: this is
+Run by path, `python -P launch.py PARENT serve MODEL …`, and only by the supervisor: this is
 the one file of ours that imports vLLM, inside vLLM's own process.
 """
 
@@ -12,7 +12,6 @@ import sys
 from importlib import metadata
 from typing import Any
 
-PARENT_VARIABLE = "BEAM_LLM_SUPERVISOR_PID"
 _PR_SET_PDEATHSIG = 1
 
 
@@ -42,10 +41,10 @@ def _answer_for_vllm() -> None:
 
 
 def main() -> Any:
-    """Runs vLLM's own command line with this process's arguments."""
-    _die_with(int(os.environ.pop(PARENT_VARIABLE)))
+    """Runs vLLM's own command line with the arguments after the parent's process id."""
+    _die_with(int(sys.argv[1]))
     _answer_for_vllm()
-    sys.argv[0] = "vllm"
+    sys.argv[:2] = ["vllm"]
     return importlib.import_module("vllm.entrypoints.cli.main").main()
 
 

@@ -25,13 +25,18 @@ from typing import Any, NoReturn, cast
 
 import msgspec
 
+import beam_llm
 from beam_llm import progress
-from beam_llm.vllm import supervisor
-from beam_llm.vllm.supervisor import Check, Hello, Launch, State
+from beam_llm.vllm.messages import Check, Hello, Launch, State
 
 _MAX_SUPERVISORS_LOST = 5
 _WINDOW_SECS = 600.0
 _CONNECT_TIMEOUT_SECS = 10.0
+# This package may be importable thanks to a path that only this process knows.
+_SUPERVISOR = (
+    f"import sys; sys.path.insert(0, {str(Path(beam_llm.__path__[0]).parent)!r}); "
+    "from beam_llm.vllm.supervisor import main; main(int(sys.argv[1]), sys.argv[2])"
+)
 _MAX_SOCKET_PATH = 107  # bytes: the kernel's limit for the address of a Unix socket
 
 _OURS = {
@@ -321,7 +326,7 @@ class _Link:
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._changed:
             number = 0
-            if failed is not None and self.endpoint == failed:
+            if failed is not None:
                 number = self._checks = self._checks + 1
                 self._send(Check(number))
             while True:
@@ -329,8 +334,8 @@ class _Link:
                     raise VLLMServerError(f"server {self.identifier!r}: {self._failure}")
                 if self.endpoint is not None and (
                     failed is None
-                    or self.endpoint.generation > failed.generation
                     or number <= self._checked
+                    or self.endpoint.generation > failed.generation
                 ):
                     return self.endpoint
                 left = None if deadline is None else deadline - time.monotonic()
@@ -390,10 +395,11 @@ class _Link:
             with self._changed:
                 if self._failure:
                     return
-                self._checks = self._checked = 0
                 self._send(
                     Hello(self.launch, self._startup_timeout_secs, last_generation=self._generation)
                 )
+                if self._checks > self._checked:  # asked of a supervisor that has died since
+                    self._send(Check(self._checks))
             decode = msgspec.json.Decoder(State).decode
             rest = b""
             while data := connection.recv(65536):
@@ -513,8 +519,7 @@ def _start_supervisor(path: Path, connection: socket.socket) -> None:
             try:
                 listener.listen(128)
                 connection.connect(os.fspath(path))
-                program = os.fspath(Path(supervisor.__file__))
-                command = [sys.executable, "-P", program, str(listener.fileno()), os.fspath(path)]
+                command = [sys.executable, "-P", "-c", _SUPERVISOR, str(listener.fileno()), path]
                 # It forks once more and its first process ends at once.
                 subprocess.run(
                     command,

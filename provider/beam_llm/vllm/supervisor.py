@@ -4,39 +4,36 @@ A holder is a process with an open connection to the supervisor's Unix socket. T
 connection is the hold: the kernel closes it however the holder ends. When the last one
 closes, the supervisor stops vLLM and exits; until then it restarts a vLLM that crashes.
 
-Three processes, so that no single death leaves vLLM behind:
+Three guards, so that no single death leaves vLLM behind:
 
 * the supervisor leads a session of its own, in which vLLM and all its children run;
 * a sentinel, outside that session, waits for the supervisor's death and then kills the
-  session;
+  session (`tree.py`);
 * vLLM itself asks the kernel for a SIGKILL when the supervisor dies (`launch.py`).
 
-Run by path with `python -P` and importing nothing of `beam_llm`, so that it is up in less
-than 100 ms and stays small whatever the package imports. Messages are lines of JSON.
+It imports next to nothing, so that it is up in about 100 ms and stays small.
 """
 
 import asyncio
-import collections
 import contextlib
 import ctypes
 import fcntl
 import os
 import random
-import re
 import signal
 import socket
 import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal
+from typing import NoReturn
 
 import msgspec
 
-PROTOCOL = 1
-MARKER = "BEAM_LLM_SERVER"
+from beam_llm.vllm.messages import PROTOCOL, Check, Hello, Launch, State
+from beam_llm.vllm.output import Output, ending
+from beam_llm.vllm.tree import MARKER, fork_sentinel, kill, kill_orphans, tree
 
 _STOP_GRACE_SECS = 5.0
 _PROBE_SECS = 0.1  # between health checks while starting
@@ -44,274 +41,9 @@ _WATCH_SECS = 2.0  # and once ready
 _PROBE_TIMEOUT_SECS = 10.0
 _MAX_PROBE_FAILURES = 3
 _MAX_CRASHES = 5
+_MAX_PORTS_LOST = 3
 _CRASH_WINDOW_SECS = 600.0
-_MAX_LOG_BYTES = 10_000_000
 _PR_SET_CHILD_SUBREAPER = 36
-
-
-class Launch(msgspec.Struct, frozen=True):
-    """What to run. Two holders of one identifier must agree on it."""
-
-    identifier: str
-    model: str
-    args: tuple[str, ...]
-    env: dict[str, str]
-
-    def difference(self, other: "Launch") -> str:
-        """Says where two launches differ; the values of variables may be secrets."""
-        found: list[str] = []
-        if self.model != other.model:
-            found.append(f"model {self.model!r} against {other.model!r}")
-        if self.args != other.args:
-            found.append(f"args {list(self.args)} against {list(other.args)}")
-        names = {name for name, _ in self.env.items() ^ other.env.items()}
-        if names:
-            found.append(f"the variables {', '.join(sorted(names))}")
-        return "; ".join(found)
-
-
-class Hello(msgspec.Struct, frozen=True, tag="hello"):
-    """A holder's first message."""
-
-    launch: Launch
-    startup_timeout_secs: float
-    last_generation: int = 0
-    protocol: int = PROTOCOL
-
-
-class Check(msgspec.Struct, frozen=True, tag="check"):
-    """A holder saw a request fail: tell it when the server has answered a new probe."""
-
-    number: int
-
-
-class State(msgspec.Struct, frozen=True):
-    """What the supervisor tells its holders. Which fields count depends on `state`."""
-
-    state: Literal["starting", "ready", "restarting", "failed"]
-    phase: str = ""
-    elapsed_secs: float = 0.0
-    port: int = 0
-    generation: int = 0
-    startup_secs: float = 0.0
-    attempt: int = 0
-    delay_secs: float = 0.0
-    message: str = ""
-    checked: int = 0
-    supervisor_pid: int = 0
-
-
-# --- the processes of a server -----------------------------------------------------------
-
-
-class _Process(msgspec.Struct, frozen=True):
-    state: str
-    parent: int
-    session: int
-
-
-def _processes() -> Iterator[tuple[int, _Process]]:
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            # Gone meanwhile, or hidden from us: not ours either way.
-            with contextlib.suppress(OSError):
-                fields = Path("/proc", name, "stat").read_text(errors="replace").rpartition(")")[2]
-                state, parent, _, session, *_ = fields.split()
-                yield int(name), _Process(state, int(parent), int(session))
-
-
-def tree(session: int, marker: str, spare: int = 0) -> set[int]:
-    """The running processes of a server.
-
-    vLLM renames its processes, which overwrites the environment one could tell them by:
-    hence the session first, the marker for what left it, and then their descendants.
-
-    Args:
-      session: The supervisor's process id; it leads the session and is no part of the tree.
-      marker: The value of the variable `BEAM_LLM_SERVER` in the tree's environment.
-      spare: The sentinel.
-    """
-    table = dict(_processes())
-    mark = f"{MARKER}={marker}".encode()
-    found: set[int] = set()
-    for pid, process in table.items():
-        with contextlib.suppress(OSError):
-            if process.session == session or mark in Path(f"/proc/{pid}/environ").read_bytes():
-                found.add(pid)
-    grown = True
-    while grown:
-        children = {pid for pid, it in table.items() if it.parent in found | {session}}
-        grown = bool(children - found)
-        found |= children
-    return {pid for pid in found if table[pid].state not in "ZX"} - {session, spare, os.getpid()}
-
-
-def _kill(pids: set[int]) -> None:
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGKILL)
-
-
-def kill_orphans(session: int, marker: str) -> None:
-    """Kills what is left of a dead supervisor's tree."""
-    while True:
-        # A session's id is not given to a new process while the session has members: if
-        # there is a living process of that id, it is a stranger and nothing is left.
-        leader = dict(_processes()).get(session)
-        if leader is not None and leader.state not in "ZX":
-            return
-        left = tree(session, marker)
-        if not left:
-            return
-        _kill(left)
-        time.sleep(0.02)
-
-
-def _fork_sentinel(keep: int, marker: str) -> tuple[int, int]:
-    """Forks the process that kills the tree when the supervisor dies.
-
-    Args:
-      keep: The descriptor of the lock on the tree, which the sentinel shares: the lock is
-        free when both are gone.
-      marker: See `tree`.
-
-    Returns:
-      Its process id, and the pipe whose end of file it waits for.
-    """
-    supervisor = os.getpid()
-    read, write = os.pipe()
-    pid = os.fork()
-    if pid:
-        os.close(read)
-        return pid, write
-    try:
-        os.setsid()
-        signal.set_wakeup_fd(-1)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)
-        # Holders wait for the end of file on their connections: hold none of them open.
-        kept = sorted({read, keep})
-        for low, high in zip([-1, *kept], [*kept, os.sysconf("SC_OPEN_MAX")], strict=True):
-            os.closerange(low + 1, high)
-        os.read(read, 1)
-        while os.getppid() == supervisor:
-            time.sleep(0.005)
-        kill_orphans(supervisor, marker)
-    finally:
-        os._exit(0)
-
-
-# --- what vLLM says ----------------------------------------------------------------------
-
-_ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-_PREFIX = re.compile(r"^(\(\S+( pid=\d+)?\) )?((DEBUG|INFO|WARNING|ERROR) \S+ \S+ \[\S+\] ?)?")
-_PHASES = (
-    ("importing", r"$^"),
-    ("reading the model's configuration", r"non-default args|Resolved architecture"),
-    ("starting the engine", r"Initializing a V1 LLM engine"),
-    ("loading weights", r"Starting to load model|Loading \S+ checkpoint shards"),
-    ("compiling", r"torch\.compile takes|Dynamo bytecode transform|Compiling a graph"),
-    ("warming up", r"KV cache size|Capturing CUDA graph|Warming up"),
-    ("opening the API", r"Starting vLLM (API )?server"),
-)
-_PORT_TAKEN = re.compile(r"address already in use", re.IGNORECASE)
-_REASONS = (
-    (_PORT_TAKEN, "the port is in use"),
-    (re.compile(r"\berror: (unrecognized arguments|argument |ambiguous option).*"), "bad flag"),
-    (
-        re.compile(
-            r"out of memory|OutOfMemory|Cannot allocate memory|[Nn]o available memory"
-            r"|Free memory on device .* is less than"
-        ),
-        "out of memory",
-    ),
-    (
-        re.compile(
-            r"Repo id must|is not a local folder|[Ii]nvalid repository ID|RepositoryNotFound"
-            r"|does not appear to have a file|couldn't connect to|outgoing traffic has been"
-            r"|[Nn]o such file or directory: .*config\.json|LocalEntryNotFound"
-        ),
-        "the model is missing",
-    ),
-    (re.compile(r"^\S*(Error|Exception): (?!Engine core init)\S.*"), ""),
-)
-
-
-class Output:
-    """The last lines of vLLM's output; all of it goes to this process's own, the log file."""
-
-    def __init__(self, log: Path, on_phase: Callable[[], None]):
-        self.phase = _PHASES[0][0]
-        self._log = log
-        self._on_phase = on_phase
-        self._lines: collections.deque[str] = collections.deque(maxlen=400)
-        self._next = 1
-
-    async def read(self, stream: asyncio.StreamReader) -> None:
-        """Reads to the end of the stream, which comes when the whole tree has closed it."""
-        rest = b""
-        while data := await stream.read(65536):
-            self._keep(data)
-            *lines, rest = (rest + data).replace(b"\r", b"\n").split(b"\n")
-            rest = rest[-65536:]
-            for line in lines:
-                self._add(line.decode(errors="replace"))
-        self._add(rest.decode(errors="replace"))
-
-    def _keep(self, data: bytes) -> None:
-        os.write(1, data)
-        if os.fstat(1).st_size > _MAX_LOG_BYTES:
-            self._log.replace(self._log.with_suffix(".log.1"))
-            descriptor = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-            os.dup2(descriptor, 1)
-            os.dup2(descriptor, 2)
-            os.close(descriptor)
-
-    def _add(self, line: str) -> None:
-        line = _ANSI.sub("", line).rstrip()
-        if not line:
-            return
-        self._lines.append(line)
-        for number in range(self._next, len(_PHASES)):
-            phase, pattern = _PHASES[number]
-            if re.search(pattern, line):
-                self.phase, self._next = phase, number + 1
-                self._on_phase()
-                break
-
-    @property
-    def port_taken(self) -> bool:
-        """Whether vLLM said that somebody else listens on its port."""
-        return any(_PORT_TAKEN.search(line) for line in self._lines)
-
-    def reason(self) -> str:
-        """One line out of many: why vLLM ended, as far as it said so."""
-        lines = [_PREFIX.sub("", line).strip() for line in self._lines]
-        for pattern, kind in _REASONS:
-            for line in reversed(lines):
-                if match := pattern.search(line):
-                    said = match[0] if pattern.pattern.startswith(r"\b") else line
-                    return f"{kind}: {said}" if kind else said
-        return ""
-
-    def tail(self) -> str:
-        """The last lines, for an error message."""
-        last = list(self._lines)[-30:]
-        shown = "\n".join(f"  {line}" for line in last) or "  (nothing)"
-        return f"The last lines of its output ({self._log}):\n{shown}"
-
-
-def _ending(code: int) -> str:
-    if code >= 0:
-        return f"exited with code {code}"
-    with contextlib.suppress(ValueError):
-        name = signal.Signals(-code).name
-        hint = " (the kernel does so when memory runs out)" if code == -signal.SIGKILL else ""
-        return f"was killed by {name}{hint}"
-    return f"was killed by signal {-code}"
-
-
-# --- the server --------------------------------------------------------------------------
 
 
 class _Ended(Exception):  # noqa: N818 - an outcome, expected of any server
@@ -402,7 +134,7 @@ class Supervisor:
     def _post_sentinel(self) -> None:
         if self._sentinel_pipe >= 0:
             os.close(self._sentinel_pipe)
-        self._sentinel, self._sentinel_pipe = _fork_sentinel(self._tree_lock, self._marker)
+        self._sentinel, self._sentinel_pipe = fork_sentinel(self._tree_lock, self._marker)
 
     def _reap(self) -> None:
         """Collects every dead child: vLLM, the sentinel, and orphans given to a subreaper."""
@@ -517,43 +249,47 @@ class Supervisor:
                 self._say(State("starting", phase="waiting for the previous server to stop"))
             await asyncio.sleep(0.02)
         self._clear_predecessor()
-        crashes: collections.deque[float] = collections.deque(maxlen=_MAX_CRASHES)
+        crashes: list[float] = []
         ports_lost = 0
-        message = ""
+        ever_ready = False
         while True:
-            try:
-                await self._start()
-                await self._watch()
-            except _Ended as error:
-                message = str(error)
+            message = await self._run_once()
             was_ready = self._state.state == "ready"
-            port_taken = not was_ready and self._output.port_taken
-            await self._stop()
-            if port_taken and ports_lost < 3:
+            ever_ready |= was_ready
+            if not was_ready and self._output.port_taken and ports_lost < _MAX_PORTS_LOST:
                 ports_lost += 1
+                await self._stop()
                 self._port_keeper.close()
                 self._port_keeper = _keep_port()
                 continue
+            if not ever_ready:
+                break  # another try would take as long and end as this one
             now = time.monotonic()
-            if not was_ready and not crashes:
-                break  # it never worked: another try would take as long and end as this one
-            if len(crashes) == _MAX_CRASHES and now - crashes[0] < _CRASH_WINDOW_SECS:
+            crashes = [at for at in crashes if now - at < _CRASH_WINDOW_SECS]
+            if len(crashes) == _MAX_CRASHES:
                 message = (
                     f"it crashed {_MAX_CRASHES + 1} times within "
                     f"{_CRASH_WINDOW_SECS / 60:.0f} minutes, the last time so: {message}"
                 )
                 break
-            recent = [at for at in crashes if now - at < _CRASH_WINDOW_SECS]
+            delay = 0.5 * 2 ** len(crashes) * random.uniform(0.75, 1.25)  # noqa: S311
             crashes.append(now)
-            delay = 0.5 * 2 ** len(recent) * random.uniform(0.75, 1.25)  # noqa: S311
-            self._say(
-                State("restarting", attempt=len(recent) + 1, delay_secs=delay, message=message)
-            )
+            self._say(State("restarting", attempt=len(crashes), delay_secs=delay, message=message))
+            await self._stop()
             await asyncio.sleep(delay)
+        await self._stop()
         # The next to ask starts afresh; who waits now hears why.
         await self._leave(unless_held=False)
         self._say(State("failed", message=message))
         await self._flush()
+
+    async def _run_once(self) -> str:
+        """Runs vLLM until it ends. Returns words about its end."""
+        try:
+            await self._start()
+            await self._watch()
+        except _Ended as error:
+            return str(error)
 
     async def _flush(self) -> None:
         with contextlib.suppress(OSError, TimeoutError):
@@ -586,11 +322,16 @@ class Supervisor:
             **os.environ,
             **self._launch.env,
             MARKER: self._marker,
-            "BEAM_LLM_SUPERVISOR_PID": str(os.getpid()),
         }
         launcher = Path(__file__).with_name("launch.py")
-        command = [sys.executable, "-P", str(launcher), "serve", self._launch.model]
-        command += [*self._launch.args, "--host=127.0.0.1", f"--port={port}"]
+        command = [sys.executable, "-P", str(launcher), str(os.getpid())]
+        command += [
+            "serve",
+            self._launch.model,
+            *self._launch.args,
+            "--host=127.0.0.1",
+            f"--port={port}",
+        ]
         read, write = os.pipe()
         self._say(State("starting", phase=self._output.phase))
         try:
@@ -643,12 +384,12 @@ class Supervisor:
         assert self._process is not None and self._process.returncode is not None  # noqa: S101, PT018
         if reading is not None:  # the last lines are on their way; children may hold the pipe
             await asyncio.wait({reading}, timeout=0.5)
-        message = f"vLLM {_ending(self._process.returncode)}"
+        message = f"vLLM {ending(self._process.returncode)}"
         if reason := self._output.reason():
             message += f": {reason}"
         return _Ended(f"{message}\n{self._output.tail()}")
 
-    async def _watch(self) -> None:
+    async def _watch(self) -> NoReturn:
         """Probes a ready server, at once when a holder saw a request fail."""
         failures = 0
         while True:
@@ -683,7 +424,7 @@ class Supervisor:
         deadline = time.monotonic() + 0.5
         while left := tree(os.getpid(), self._marker, self._sentinel):
             if process.returncode is None or time.monotonic() > deadline:
-                _kill(left)
+                kill(left)
             await asyncio.sleep(0.02)
         self._process = None
 
@@ -727,7 +468,7 @@ async def _healthy(port: int, timeout: float = 2.0) -> bool:
         return False
 
 
-def main(listener_fd: int, path: Path) -> None:
+def main(listener_fd: int, path: str) -> None:
     """Becomes the supervisor.
 
     Args:
@@ -744,10 +485,6 @@ def main(listener_fd: int, path: Path) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
     async def run() -> None:
-        await Supervisor(socket.socket(fileno=listener_fd), path).run()
+        await Supervisor(socket.socket(fileno=listener_fd), Path(path)).run()
 
     asyncio.run(run())
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]))
