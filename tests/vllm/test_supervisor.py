@@ -22,7 +22,7 @@ from server_helpers import (
 )
 
 from beam_llm.vllm import supervisor
-from beam_llm.vllm.server import VLLMServerError
+from beam_llm.vllm.server import Endpoint, VLLMServerError
 
 # --- nothing is left ---------------------------------------------------------------------
 
@@ -200,6 +200,18 @@ def test_a_server_whose_engine_died_is_restarted(acquire, standin):
     endpoint = server.wait_ready()
     vllm_process(server.pid).children()[0].kill()
     assert server.wait_ready(HANG_SECS, after_failure_of=endpoint).generation == 2
+
+
+def test_who_comes_while_a_crashed_server_is_cleared_away_waits_for_the_next(
+    hold, acquire, standin
+):
+    holder = hold(standin())
+    pid = holder.ready()
+    vllm_process(pid).kill()
+    server = acquire(standin())
+    failed = Endpoint("http://127.0.0.1:1", generation=1)
+    assert server.wait_ready(HANG_SECS, after_failure_of=failed).generation == 2
+    assert server.pid == pid
 
 
 def test_a_healthy_server_is_confirmed(acquire, standin):

@@ -12,7 +12,8 @@ It is found instead of vLLM by putting `tests/standin_vllm` on a server's PYTHON
 | STANDIN_STUBBORN | any value: the process itself ignores SIGTERM |
 
 A prompt that contains BAD is answered by 400; the first time a prompt comes, FLAKY429 and
-FLAKY500 in it by 429 and 500, CRASH by the death of the engine with SIGKILL; SLOW takes a
+FLAKY500 in it by 429 and 500, CRASH by this process's death by SIGKILL (once in all with
+STANDIN_LOG, beside which it is noted; else once in every server started). SLOW takes a
 second. Any other prompt is its own completion.
 """
 
@@ -154,6 +155,9 @@ class Server:
         log = os.environ.get("STANDIN_LOG")
         self.log = open(log, "a", buffering=1) if log else None  # noqa: SIM115
         self.seen: set[str] = set()
+        self.crashes = Path(f"{log}.crashes") if log else None
+        if self.crashes is not None and self.crashes.exists():
+            self.seen |= {json.loads(line) for line in self.crashes.read_text().splitlines()}
         self.prefixes: set[str] = set()
         self.running = self.answered = 0
         self.prompt_tokens = self.cached_tokens = self.completion_tokens = 0
@@ -162,7 +166,8 @@ class Server:
         error = {"message": message, "type": kind, "param": param, "code": code}
         return code, json.dumps({"error": error}).encode()
 
-    async def respond(self, method: str, path: str, body: bytes):
+    def respond(self, method: str, path: str, body: bytes):
+        """The status and body of an answer, or a coroutine for it where it takes time."""
         if path == "/health":
             return (503 if self.engine.poll() is not None else 200), b""
         if path == "/v1/models":
@@ -176,10 +181,10 @@ class Server:
             page = METRICS.format_map({**vars(self), "model": self.names[0]})
             return 200, page.encode()
         if path in ("/v1/completions", "/v1/chat/completions") and method == "POST":
-            return await self.complete(json.loads(body), chat="chat" in path)
+            return self.complete(json.loads(body), chat="chat" in path)
         return self.error(404, "NotFoundError", "Not Found")
 
-    async def complete(self, request, *, chat: bool):
+    def complete(self, request, *, chat: bool):
         if request.get("model") and request["model"] not in self.names:
             return self.error(
                 404,
@@ -205,14 +210,22 @@ class Server:
             if "FLAKY500" in prompt:
                 return self.error(500, "InternalServerError", "Internal server error")
             if "CRASH" in prompt:
+                if self.crashes is not None:
+                    with self.crashes.open("a") as file:
+                        file.write(json.dumps(prompt) + "\n")
                 os.kill(os.getpid(), signal.SIGKILL)
+        latency = self.latency + ("SLOW" in prompt)
+        return self.later(latency, prompt, chat) if latency else self.answer(prompt, chat)
+
+    async def later(self, latency: float, prompt: str, chat: bool):
         self.running += 1
         try:
-            latency = self.latency + ("SLOW" in prompt)
-            if latency:
-                await asyncio.sleep(latency)
+            await asyncio.sleep(latency)
         finally:
             self.running -= 1
+        return self.answer(prompt, chat)
+
+    def answer(self, prompt: str, chat: bool):
         tokens = prompt.count(" ") + 1
         prefix = prompt[:64]
         cached = tokens // 2 if prefix in self.prefixes else 0
@@ -239,28 +252,59 @@ class Server:
             f'"prompt_tokens_details":{{"cached_tokens":{cached}}}}}}}'
         ).encode()
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
-        """HTTP/1.1 with kept connections and bodies of a stated length: what clients send."""
-        try:
-            while True:
-                head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
-                line, *fields = head.split("\r\n")
-                headers = dict(field.lower().split(": ", 1) for field in fields if ": " in field)
-                method, path, _ = line.split(" ", 2)
-                body = await reader.readexactly(int(headers.get("content-length", 0)))
-                status, answer = await self.respond(method, path.partition("?")[0], body)
-                kind = "text/plain" if path == "/metrics" else "application/json"
-                writer.write(
-                    b"HTTP/1.1 %d X\r\nserver: standin\r\ncontent-type: %s\r\n"
-                    b"content-length: %d\r\n\r\n%s" % (status, kind.encode(), len(answer), answer)
-                )
-                await writer.drain()
-                if headers.get("connection") == "close":
-                    break
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass
-        finally:
-            writer.close()
+
+class Connection(asyncio.Protocol):
+    """HTTP/1.1 with kept connections and bodies of a stated length: what clients send."""
+
+    def __init__(self, server: Server):
+        self.server = server
+        self.received = bytearray()
+        self.task: asyncio.Task[None] | None = None
+
+    def connection_made(self, transport):
+        self.transport = transport
+
+    def data_received(self, data):
+        self.received += data
+        if self.task is None:
+            self.process()
+
+    def process(self):
+        while (end := self.received.find(b"\r\n\r\n")) >= 0:
+            head = self.received[:end].decode("latin-1").lower()
+            _, found, length = head.partition("\r\ncontent-length:")
+            end += 4 + (int(length.partition("\r\n")[0]) if found else 0)
+            if len(self.received) < end:
+                return
+            body = bytes(self.received[self.received.index(b"\r\n\r\n") + 4 : end])
+            method, path, _ = self.received.split(b" ", 2)
+            del self.received[:end]
+            close = "\r\nconnection: close" in head
+            answer = self.server.respond(method.decode(), path.decode().partition("?")[0], body)
+            if not isinstance(answer, tuple):
+                self.task = asyncio.create_task(self.wait(answer, close))
+                return
+            self.send(answer, close)
+
+    async def wait(self, coming, close: bool):
+        answer = await coming
+        self.task = None
+        self.send(answer, close)
+        self.process()
+
+    def send(self, answer, close: bool):
+        status, body = answer
+        kind = b"text/plain" if body[:1] == b"#" else b"application/json"
+        self.transport.write(
+            b"HTTP/1.1 %d X\r\nserver: standin\r\ncontent-type: %s\r\n"
+            b"content-length: %d\r\n\r\n%s" % (status, kind, len(body), body)
+        )
+        if close:
+            self.transport.close()
+
+    def connection_lost(self, exc):
+        if self.task is not None:
+            self.task.cancel()
 
 
 async def serve(options: argparse.Namespace) -> None:
@@ -289,7 +333,8 @@ async def serve(options: argparse.Namespace) -> None:
     stopped = asyncio.Event()
     if "STANDIN_STUBBORN" not in os.environ:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
-    async with await asyncio.start_server(server.serve, sock=listener, limit=1 << 25, backlog=2048):
+    loop = asyncio.get_running_loop()
+    async with await loop.create_server(lambda: Connection(server), sock=listener, backlog=2048):
         engine = asyncio.create_task(asyncio.to_thread(children[0].wait))
         stop = asyncio.create_task(stopped.wait())
         await asyncio.wait({engine, stop}, return_when=asyncio.FIRST_COMPLETED)
