@@ -41,7 +41,7 @@ class Section(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, fr
 _FIELD_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
 
 
-class Message(Section):
+class Message(Section, frozen=True):
     """One message of a chat prompt."""
 
     role: Annotated[
@@ -57,7 +57,7 @@ class Message(Section):
     ]
 
 
-class Sampling(Section):
+class Sampling(Section, frozen=True):
     """How the reply is generated. Names and meanings are vLLM's (`SamplingParams`)."""
 
     max_tokens: Annotated[
@@ -157,7 +157,7 @@ PerRow = msgspec.defstruct(
 )
 
 
-class Requests(Section):
+class Requests(Section, frozen=True):
     """How requests are sent to the server."""
 
     max_in_flight: Annotated[
@@ -184,7 +184,7 @@ class Requests(Section):
     ] = 5
 
 
-class PrefixBatching(Section):
+class PrefixBatching(Section, frozen=True):
     """Which rows share a batch, and so the server's KV cache."""
 
     mode: Annotated[
@@ -238,7 +238,7 @@ class PrefixBatching(Section):
     ] = None
 
 
-class Batching(Section):
+class Batching(Section, frozen=True):
     """How large a batch gets and how long a row waits for one."""
 
     max_batch_size: Annotated[
@@ -268,7 +268,7 @@ class Batching(Section):
     ] = "rows"
 
 
-class Server(Section):
+class Server(Section, frozen=True):
     """The model server: one of ours, started on each worker, or one that runs already."""
 
     args: Annotated[
@@ -312,7 +312,7 @@ class Server(Section):
     ] = None
 
 
-class ResourceHints(Section):
+class ResourceHints(Section, frozen=True):
     """What the workers that run this transform need (Beam's resource hints)."""
 
     accelerator: Annotated[
@@ -330,7 +330,7 @@ class ResourceHints(Section):
     ] = None
 
 
-class ErrorHandling(Section):
+class ErrorHandling(Section, frozen=True):
     """What becomes of rows that fail."""
 
     output: Annotated[
@@ -343,7 +343,7 @@ class ErrorHandling(Section):
     ]
 
 
-class LLMConfig(Section, kw_only=True):
+class LLMConfig(Section, frozen=True, kw_only=True):
     """What all language-model transforms share."""
 
     model: Annotated[
@@ -376,7 +376,7 @@ class LLMConfig(Section, kw_only=True):
         ),
     ] = ""
     sampling: Annotated[Sampling, _meta("How the reply is generated.")] = Sampling()
-    per_row: Annotated[PerRow, _meta("Sampling knobs taken from columns.")] = PerRow()
+    per_row: Annotated[PerRow, _meta("Sampling knobs taken from columns.")] = PerRow()  # pyright: ignore[reportInvalidTypeForm]
     requests: Annotated[Requests, _meta("How requests are sent.")] = Requests()
     prefix_batching: Annotated[PrefixBatching, _meta("Which rows share a batch.")] = (
         PrefixBatching()
@@ -397,7 +397,7 @@ class LLMConfig(Section, kw_only=True):
         return "beam-llm-" + hashlib.sha256(material).hexdigest()[:16]
 
 
-class CompletionsConfig(LLMConfig, kw_only=True):
+class CompletionsConfig(LLMConfig, frozen=True, kw_only=True):
     """Completes a prompt made from each row, and adds the text to the row."""
 
     prompt: Annotated[
@@ -414,7 +414,7 @@ class CompletionsConfig(LLMConfig, kw_only=True):
     ] = "completion"
 
 
-class ChatConfig(LLMConfig, kw_only=True):
+class ChatConfig(LLMConfig, frozen=True, kw_only=True):
     """Asks a chat model about each row, and adds its reply to the row."""
 
     messages: Annotated[

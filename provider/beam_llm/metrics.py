@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from typing import Any
 
-from apache_beam.metrics import Metrics
+from apache_beam.metrics.metric import Metrics
 
 from beam_llm.vllm.client import Reply
 

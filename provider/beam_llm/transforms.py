@@ -18,7 +18,7 @@ from typing import Any, Optional
 
 import apache_beam as beam
 import msgspec
-from apache_beam.pvalue import TaggedOutput
+from apache_beam.pvalue import Row, TaggedOutput
 from apache_beam.transforms.window import NonMergingWindowFn
 from apache_beam.typehints.row_type import RowTypeConstraint
 from apache_beam.utils.timestamp import Timestamp
@@ -26,12 +26,12 @@ from apache_beam.utils.windowed_value import WindowedValue
 
 from beam_llm import validation
 from beam_llm.batching import BatchByKey
-from beam_llm.keys import encode_key
 from beam_llm.config import PER_ROW_KNOBS, ChatConfig, CompletionsConfig, LLMConfig, Section
+from beam_llm.keys import encode_key
 from beam_llm.metrics import StepMetrics
 from beam_llm.prefixes import ChatPrefixKeyFn, PromptPrefixKeyFn
 from beam_llm.rows import Prompter, RowError, storable, token_estimate
-from beam_llm.vllm.client import Reply, RequestError, ServerSettings, Submission
+from beam_llm.vllm.client import Client, Reply, RequestError, ServerSettings, Submission
 
 _LOGGER = logging.getLogger("beam_llm")
 _FAILED = "failed"
@@ -108,6 +108,14 @@ class _LLMTransform(beam.PTransform):
         return {"output": answered, self._config.error_handling.output: failed}
 
 
+def _row_type(fields: Sequence[tuple[str, Any]]) -> RowTypeConstraint:
+    return RowTypeConstraint.from_fields(fields)
+
+
+def _fields_of(row_type: RowTypeConstraint) -> Fields:
+    return list(row_type._fields)  # pyright: ignore[reportPrivateUsage]
+
+
 def _same(element: Any) -> Any:
     return element
 
@@ -117,7 +125,7 @@ def _same(element: Any) -> Any:
 
 def _output_fields(config: LLMConfig) -> Fields:
     prefix = config.details_prefix
-    usage = RowTypeConstraint.from_fields(
+    usage = _row_type(
         [
             ("prompt_tokens", Optional[int]),
             ("cached_tokens", Optional[int]),
@@ -149,7 +157,7 @@ def _row_fields(element_type: Any, name: str) -> Fields:
                 )
             ],
         )
-    return list(row_type._fields)
+    return _fields_of(row_type)
 
 
 def _check_fields(config: LLMConfig, prompter: Prompter, fields: Fields, name: str) -> None:
@@ -167,14 +175,14 @@ def _check_fields(config: LLMConfig, prompter: Prompter, fields: Fields, name: s
 
     for place, template in zip(_template_places(config), prompter.templates, strict=True):
         for path in dict.fromkeys(template.fields):
-            at = fields
+            at, kind = fields, None
             for step in path.split("."):
                 kind = dict(at).get(step)
                 if kind is None:
                     unknown(place, path, [n for n, _ in at])
                     break
                 nested = _nested_type(kind)
-                at = nested._fields if nested is not None else []
+                at = _fields_of(nested) if nested is not None else []
             else:
                 if _plain_type(kind) is bytes:
                     problems.append(
@@ -291,10 +299,8 @@ class _PromptKey:
 
 def _batcher(config: LLMConfig, prompter: Prompter) -> BatchByKey:
     shards: Any = config.prefix_batching.num_shards
-    by_key = config.prefix_batching.num_shards_by_key
-    if by_key:
-        default = shards
-        shards = lambda key: by_key.get(str(key), default)  # noqa: E731
+    if config.prefix_batching.num_shards_by_key:
+        shards = _ShardsByKey(config.prefix_batching.num_shards_by_key, shards)
     weight = config.batching.max_batch_weight
     return BatchByKey(
         max_batch_size=config.batching.max_batch_size,
@@ -307,12 +313,22 @@ def _batcher(config: LLMConfig, prompter: Prompter) -> BatchByKey:
     )
 
 
+class _ShardsByKey:
+    """Shards of a key, by its text."""
+
+    def __init__(self, by_key: dict[str, int], default: int):
+        # Keys arrive encoded.
+        self._by_key = {encode_key(key): shards for key, shards in by_key.items()}
+        self._default = default
+
+    def __call__(self, key: bytes) -> int:
+        return self._by_key.get(key, self._default)
+
+
 class _Alone(beam.DoFn):
     """Makes a batch of each row."""
 
-    def process(
-        self, element: Any, timestamp: Timestamp = beam.DoFn.TimestampParam
-    ) -> Iterator[Any]:
+    def process(self, element: Any, timestamp: Any = beam.DoFn.TimestampParam) -> Iterator[Any]:
         yield None, [(element, timestamp)]
 
 
@@ -323,7 +339,7 @@ class _FailureMaker:
         self._name = name
         self._has_output = has_output
 
-    def __call__(self, row: Any, error: RowError | RequestError) -> beam.Row:
+    def __call__(self, row: Any, error: RowError | RequestError) -> Row:
         if not self._has_output:
             raise RowFailedError(
                 f"{self._name}: a row failed: {error}. The row: {_shortened(repr(row))}."
@@ -332,7 +348,7 @@ class _FailureMaker:
         stack = f"{self._name}: {type(error).__name__}: {error}"
         if isinstance(error, RequestError):
             stack += f" [kind={error.kind} status={error.status} attempts={error.attempts}]"
-        return beam.Row(element=storable(row), msg=storable(str(error)), stack=storable(stack))
+        return Row(element=storable(row), msg=storable(str(error)), stack=storable(stack))
 
 
 def _shortened(text: str, limit: int = 300) -> str:
@@ -400,7 +416,7 @@ class _Ask(beam.DoFn):
         self._most_rows = 2 * config.requests.max_in_flight
 
     def setup(self) -> None:
-        self._client = self._settings.open()
+        self._client: Client | None = self._settings.open()
         self._metrics = StepMetrics()
 
     def start_bundle(self) -> None:
@@ -420,7 +436,7 @@ class _Ask(beam.DoFn):
                 members.append((row, timestamp))
             except RowError as error:
                 yield self._failed(row, error, timestamp, window)
-        if calls:
+        if calls and self._client is not None:
             submission = self._client.submit(calls, self._done.put)
             self._under_way[submission] = (members, window)
             self._rows += len(calls)
@@ -431,7 +447,7 @@ class _Ask(beam.DoFn):
                 break
             yield from self._results(submission)
 
-    def finish_bundle(self) -> Iterator[Any]:
+    def finish_bundle(self) -> Any:
         while self._under_way:
             yield from self._results(self._done.get())
 
@@ -455,7 +471,7 @@ class _Ask(beam.DoFn):
             self._abandon()
             raise
 
-    def _answered(self, row: Any, reply: Reply) -> beam.Row:
+    def _answered(self, row: Any, reply: Reply) -> Row:
         answer = reply.answer
         choice = answer.choices[0]
         usage = answer.usage
@@ -463,13 +479,13 @@ class _Ask(beam.DoFn):
         values = {name: getattr(row, name) for name in self._fields}
         values[text] = choice.text
         values[finish_reason] = choice.finish_reason
-        values[usage_field] = beam.Row(
+        values[usage_field] = Row(
             prompt_tokens=usage and usage.prompt_tokens,
             cached_tokens=usage and usage.cached_tokens,
             completion_tokens=usage and usage.completion_tokens,
         )
         values[model] = answer.model or self._model
-        return beam.Row(**values)
+        return Row(**values)
 
     def _failed(
         self, row: Any, error: RowError | RequestError, timestamp: Timestamp, window: Any

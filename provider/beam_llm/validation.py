@@ -141,22 +141,30 @@ _PATTERNS = {
 }
 
 
+_JSON_TYPES: dict[type, str] = {
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    str: "string",
+    dict: "object",
+    list: "array",
+}
+
+
 def _shown(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False, default=repr)
     return text if len(text) <= 80 else text[:77] + "…"
 
 
 def _kind(value: Any) -> str:
-    names = {bool: "boolean", int: "integer", float: "number", str: "string", dict: "object"}
-    names[list] = "array"
-    kind = names.get(type(value))
+    kind = _JSON_TYPES.get(type(value))
     return {"boolean": "a boolean"}.get(
         kind or "", _TYPE_NAMES.get(kind or "", type(value).__name__)
     )
 
 
 def _explain(error: jsonschema.ValidationError) -> Iterator[Problem]:
-    path = cast("Path", tuple(error.absolute_path))
+    path = tuple(error.absolute_path)
     value, limit = error.instance, cast("Any", error.validator_value)
     schema = cast("dict[str, Any]", error.schema)
     match error.validator:

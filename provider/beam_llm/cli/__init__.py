@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 # Heavy imports (Beam, vLLM, torch) stay inside the commands that need them, so that
 # `beam-llm --help` answers at once.
@@ -43,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _add_run(commands: Any) -> None:
     run = commands.add_parser(
         "run",
         help="run a Beam YAML pipeline, and say what it did",
@@ -92,7 +93,7 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     run.set_defaults(handler=handler)
 
 
-def _add_demo_model(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _add_demo_model(commands: Any) -> None:
     demo = commands.add_parser(
         "demo-model",
         help="prepare the small model of the quickstart",
@@ -113,7 +114,7 @@ def _add_demo_model(commands: argparse._SubParsersAction[argparse.ArgumentParser
     demo.set_defaults(handler=handler)
 
 
-def _add_demo_data(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _add_demo_data(commands: Any) -> None:
     demo = commands.add_parser(
         "demo-data",
         help="write the input of the quickstart",
@@ -136,7 +137,7 @@ def _add_demo_data(commands: argparse._SubParsersAction[argparse.ArgumentParser]
     demo.set_defaults(handler=handler)
 
 
-def _add_providers(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _add_providers(commands: Any) -> None:
     providers = commands.add_parser(
         "providers",
         help="print the path of the Beam YAML provider listing",

@@ -12,10 +12,10 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 from rich.console import Console
@@ -97,7 +97,7 @@ def run_pipeline(
     return 0
 
 
-def _leave(code: int) -> None:
+def _leave(code: int) -> NoReturn:
     # Beam's worker threads may be in the middle of a bundle, and are not daemons.
     sys.stdout.flush()
     sys.stderr.flush()
@@ -156,7 +156,7 @@ def _run(pipeline_file: PipelineFile, options: list[str]) -> Any:
 
 def _with_lines(text: str) -> Any:
     import yaml
-    from apache_beam.yaml.yaml_transform import SafeLineLoader
+    from apache_beam.yaml.yaml_utils import SafeLineLoader
 
     return yaml.load(text, Loader=SafeLineLoader)  # noqa: S506 - a safe loader with lines
 
@@ -298,7 +298,7 @@ class _Display:
 
 
 @contextlib.contextmanager
-def _display(console: Console) -> Iterator[_Display]:
+def _display(console: Console) -> Generator[_Display]:
     display = _Display(console)
     display.start()
     try:
@@ -320,7 +320,7 @@ class _Totals:
 
     @classmethod
     def of(cls, result: Any) -> _Totals:
-        from apache_beam.metrics import MetricsFilter
+        from apache_beam.metrics.metric import MetricsFilter
 
         from beam_llm.metrics import NAMESPACE
 

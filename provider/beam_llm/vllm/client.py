@@ -15,7 +15,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import aiohttp
@@ -440,7 +440,7 @@ class ServerSettings:
     spec: VLLMServerSpec | None
     endpoint: str | None = None
     api_key_env: str | None = None
-    requests: Requests = Requests()
+    requests: Requests = field(default_factory=Requests)
 
     def open(self) -> Client:
         """Opens the process's client for this server, and begins to start the server.

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgspec
+from apache_beam.io.filesystems import FileSystems
 from apache_beam.ml.inference.base import PredictionResult
 
 from beam_llm.config import Requests
@@ -36,7 +38,18 @@ class OpenAIChatMessage:
     content: str
 
 
-class _VLLMModelHandler(ModelHandler[Any, PredictionResult, Client]):
+class LoadedModel:
+    """What ``load_model`` gives: a client that the handlers using it keep, not this object.
+
+    Beam keeps the last model it loaded for as long as the process runs, and a server with
+    it would outlive its pipeline.
+    """
+
+    def __init__(self, client: Client):
+        self.client = weakref.ref(client)
+
+
+class _VLLMModelHandler(ModelHandler):
     """What the two handlers share."""
 
     _path: str
@@ -76,6 +89,7 @@ class _VLLMModelHandler(ModelHandler[Any, PredictionResult, Client]):
         self._api_key_env = api_key_env
         self._requests = requests or Requests()
         self._identifier: str | None = None
+        self._client: Client | None = None
         self._settings()  # an argument that cannot be used is an error here, not on a worker
 
     def default_model_identifier(self) -> str:
@@ -92,18 +106,22 @@ class _VLLMModelHandler(ModelHandler[Any, PredictionResult, Client]):
         """
         self._identifier = identifier
 
-    def load_model(self) -> Client:
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_client": None}
+
+    def load_model(self) -> LoadedModel:
         """Opens the client; the server starts in the background."""
-        return self._settings().open()
+        self._client = self._settings().open()
+        return LoadedModel(self._client)
 
     def run_inference(
-        self, batch: Sequence[Any], model: Client, inference_args: dict[str, Any] | None = None
+        self, batch: Sequence[Any], model: LoadedModel, inference_args: dict[str, Any] | None = None
     ) -> Iterable[PredictionResult]:
         """Asks the server about each example.
 
         Args:
           batch: The examples.
-          model: The client, from ``load_model``.
+          model: From ``load_model``, of this handler or of its like on another thread.
           inference_args: Further fields of each request, such as ``max_tokens``.
 
         Returns:
@@ -121,7 +139,7 @@ class _VLLMModelHandler(ModelHandler[Any, PredictionResult, Client]):
         return [result for result in results if isinstance(result, PredictionResult)]
 
     def run_inference_each(
-        self, batch: Sequence[Any], model: Client, inference_args: dict[str, Any] | None = None
+        self, batch: Sequence[Any], model: LoadedModel, inference_args: dict[str, Any] | None = None
     ) -> list[PredictionResult | Exception]:
         """Asks the server about each example; a failed one gives its error in its place."""
         args = inference_args or {}
@@ -137,7 +155,9 @@ class _VLLMModelHandler(ModelHandler[Any, PredictionResult, Client]):
             else:
                 calls.append(Call(self._path, body))
                 results.append(None)
-        outcomes = iter(model.run(calls))
+        if self._client is None:
+            self._client = model.client() or self._settings().open()
+        outcomes = iter(self._client.run(calls))
         for i, example in enumerate(batch):
             if results[i] is None:
                 outcome = next(outcomes)
@@ -150,6 +170,10 @@ class _VLLMModelHandler(ModelHandler[Any, PredictionResult, Client]):
 
     def validate_inference_args(self, inference_args: dict[str, Any] | None) -> None:
         """Any field of a request is allowed; the server says what it makes of it."""
+
+    def get_num_bytes(self, batch: Sequence[Any]) -> int:
+        """Bytes of the batch's examples as JSON, for Beam's metrics."""
+        return sum(len(str(example)) for example in batch)
 
     def share_model_across_processes(self) -> bool:
         """False: what is loaded is a client; its server is shared by processes anyway."""
@@ -219,7 +243,8 @@ class VLLMChatModelHandler(_VLLMModelHandler):
 
     Args:
       model_name: Path or hub name of the model.
-      chat_template_path: Path of a chat template, readable on the workers.
+      chat_template_path: Path of a Jinja chat template, in any file system that Beam reads;
+        the pipeline's own process reads it, when the handler is made.
       vllm_server_kwargs: vLLM's options by name, values of any type, as Beam takes them.
       **settings: As for ``VLLMCompletionsModelHandler``.
     """
@@ -235,15 +260,26 @@ class VLLMChatModelHandler(_VLLMModelHandler):
         **settings: Any,
     ):
         if chat_template_path is not None:
-            args = settings.get("server_args", ())
-            settings["server_args"] = (*args, f"--chat-template={chat_template_path}")
+            with FileSystems.open(chat_template_path) as file:
+                template = file.read().decode()
+            # vLLM takes the text itself where it is given no path.
+            settings["server_args"] = (
+                *settings.get("server_args", ()),
+                f"--chat-template={template}",
+            )
         super().__init__(model_name, vllm_server_kwargs, **settings)
 
     def _body(self, example: Any) -> dict[str, Any]:
-        messages = [
-            dict(message)
-            if isinstance(message, Mapping)
-            else {"role": message.role, "content": message.content}
-            for message in example
-        ]
-        return {"messages": messages}
+        return {"messages": [_message(message) for message in example]}
+
+
+def _message(message: Any) -> dict[str, Any]:
+    if isinstance(message, Mapping):
+        return dict(cast("Mapping[str, Any]", message))
+    try:
+        return {"role": message.role, "content": message.content}
+    except AttributeError:
+        raise TypeError(
+            "a message is a mapping or an OpenAIChatMessage with role and content, not"
+            f" {type(message).__name__}"
+        ) from None
