@@ -1,0 +1,1 @@
+"""What keyed batching costs."""
