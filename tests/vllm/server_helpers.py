@@ -79,6 +79,12 @@ def supervisor_processes(marker: object) -> list[psutil.Process]:
     return [p for p in processes if p.ppid() not in {other.pid for other in processes}]
 
 
+def shared_memory(processes: list[psutil.Process]) -> set[Path]:
+    """The files of shared memory that these processes have mapped."""
+    maps = [m.path for p in processes for m in p.memory_maps(grouped=False)]
+    return {Path(path) for path in maps if path.startswith("/dev/shm/") and Path(path).exists()}
+
+
 class Holder:
     """A process that holds a server: `holder.py`."""
 

@@ -8,7 +8,7 @@ import urllib.request
 
 import psutil
 import pytest
-from server_helpers import HANG_SECS, family, vllm_process, wait_gone
+from server_helpers import HANG_SECS, family, shared_memory, vllm_process, wait_gone
 
 from beam_llm import progress
 from beam_llm.vllm.server import VLLMServerError, VLLMServerSpec
@@ -74,8 +74,11 @@ def test_it_answers_on_loopback_alone_comes_back_and_ends_with_its_holder(hold, 
 def test_nothing_is_left_when_the_holder_is_killed(hold, spec):
     holder = hold(spec)
     processes = family(holder.ready())
+    memory = shared_memory(processes)
+    assert memory
     holder.signal(signal.SIGKILL)
     wait_gone(processes)
+    assert not {path for path in memory if path.exists()}
 
 
 def test_nothing_is_left_when_the_holder_is_terminated_while_weights_load(hold, acquire, spec):

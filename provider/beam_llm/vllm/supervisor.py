@@ -33,7 +33,7 @@ import msgspec
 
 from beam_llm.vllm.messages import PROTOCOL, Check, Hello, Launch, State
 from beam_llm.vllm.output import Output, ending
-from beam_llm.vllm.tree import MARKER, fork_sentinel, kill, kill_orphans, tree
+from beam_llm.vllm.tree import MARKER, TRACKER_GRACE_SECS, fork_sentinel, kill, kill_orphans, tree
 
 _STOP_GRACE_SECS = 5.0
 _PROBE_SECS = 0.1  # between health checks while starting
@@ -421,10 +421,11 @@ class Supervisor:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._exited.wait(), _STOP_GRACE_SECS)
         # Its helpers end by themselves when it has ended well; not all, and not always.
-        deadline = time.monotonic() + 0.5
+        begun = time.monotonic()
         while left := tree(os.getpid(), self._marker, self._sentinel):
-            if process.returncode is None or time.monotonic() > deadline:
-                kill(left)
+            passed = time.monotonic() - begun
+            if process.returncode is None or passed > 0.5:
+                kill(left, trackers_too=passed > TRACKER_GRACE_SECS)
             await asyncio.sleep(0.02)
         self._process = None
 

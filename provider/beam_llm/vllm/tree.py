@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 MARKER = "BEAM_LLM_SERVER"
+TRACKER_GRACE_SECS = 3.0
 
 
 class _Process(msgspec.Struct, frozen=True):
@@ -58,15 +59,23 @@ def tree(session: int, marker: str, spare: int = 0) -> set[int]:
     return {pid for pid in found if table[pid].state not in "ZX"} - {session, spare, os.getpid()}
 
 
-def kill(pids: set[int]) -> None:
-    """Sends SIGKILL to those that still run."""
+def kill(pids: set[int], *, trackers_too: bool) -> None:
+    """Sends SIGKILL to those that still run.
+
+    Args:
+      pids: Of the processes.
+      trackers_too: Whether Python's resource trackers are killed as well. One that is left
+        alone unlinks its processes' shared memory when they are dead, and then ends.
+    """
     for pid in pids:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(OSError):
+            if trackers_too or b"resource_tracker" not in Path(f"/proc/{pid}/cmdline").read_bytes():
+                os.kill(pid, signal.SIGKILL)
 
 
 def kill_orphans(session: int, marker: str) -> None:
     """Kills what is left of a dead supervisor's tree."""
+    deadline = time.monotonic() + TRACKER_GRACE_SECS
     while True:
         # A session's id is not given to a new process while the session has members: if
         # there is a living process of that id, it is a stranger and nothing is left.
@@ -76,7 +85,7 @@ def kill_orphans(session: int, marker: str) -> None:
         left = tree(session, marker)
         if not left:
             return
-        kill(left)
+        kill(left, trackers_too=time.monotonic() > deadline)
         time.sleep(0.02)
 
 
