@@ -15,6 +15,7 @@ from running import BUNDLE_RUNNER, FN_API_RUNNER, Collect, Unbounded, batches_of
 from beam_llm.batching import (
     BatchByKey,
     BatchElements,
+    BatchLatencies,
     KeyFunctionError,
     WithBatchKey,
     validate_keyed_batching,
@@ -471,6 +472,13 @@ def test_exception_handling_without_anything_of_ours_is_rejected():
         ({"max_batch_size": 1, "num_shards": 0}, ValueError, "num_shards: 0"),
         ({"max_batch_size": 1, "element_size_fn": len}, ValueError, "needs max_batch_weight"),
         ({"max_batch_size": 1, "max_batch_weight": 2}, ValueError, "needs element_size_fn"),
+        ({"max_batch_size": 9, "min_batch_size": 2}, ValueError, "go together"),
+        ({"max_batch_size": 9, "latencies": BatchLatencies()}, ValueError, "go together"),
+        (
+            {"max_batch_size": 2, "min_batch_size": 9, "latencies": BatchLatencies()},
+            ValueError,
+            "Minimum",
+        ),
     ],
 )
 def test_wrong_arguments_of_batch_by_key_are_rejected(arguments, error, said):

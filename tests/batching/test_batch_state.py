@@ -6,7 +6,8 @@ from apache_beam import coders
 from apache_beam.transforms import window
 from apache_beam.utils.timestamp import Timestamp
 
-from beam_llm import batching
+from beam_llm import runs
+from beam_llm.batch_sizes import Estimator
 
 GLOBAL = window.GlobalWindow()
 
@@ -38,9 +39,9 @@ class Cell:
 
     def __init__(self, size=3, **rules):
         self.clock = 100.0
-        estimator = batching.BatchElements(size, size, record_metrics=False)._batch_size_estimator
-        rules = batching._Rules(estimator=estimator, clock=lambda: self.clock, **rules)
-        self.fn = batching._buffering(rules, 1.0, coders.FastPrimitivesCoder())
+        estimator = Estimator(size, size, record_metrics=False)
+        rules = runs.Rules(estimator=estimator, clock=lambda: self.clock, **rules)
+        self.fn = runs.buffering(rules, 1.0, coders.FastPrimitivesCoder())
         self.fn.setup()
         self.runs, self.held, self.window_timer, self.due = Bag(), Bag(), Timer(), Timer()
 
@@ -106,7 +107,7 @@ def test_long_waits_do_not_grow_the_bookkeeping():
     cell = Cell(size=1000)
     for i in range(500):
         cell.add(i, at=500 - i)
-    assert len(cell.held) <= batching._MAX_HELD_ENTRIES
+    assert len(cell.held) <= runs._MAX_HELD_ENTRIES
     assert cell.due.hold == Timestamp(1)
     assert cell.fire() == [list(range(500))]
 
