@@ -23,7 +23,7 @@ from apache_beam.transforms import userstate, util, window
 from apache_beam.transforms.core import Windowing
 from apache_beam.transforms.timeutil import TimeDomain
 from apache_beam.utils.shared import Shared
-from apache_beam.utils.timestamp import Timestamp
+from apache_beam.utils.timestamp import MIN_TIMESTAMP, Timestamp
 from apache_beam.utils.windowed_value import WindowedValue
 
 from beam_llm.batch_sizes import BatchLatencies, BatchSize, BatchSizes
@@ -39,6 +39,7 @@ _METRICS = "beam_llm"
 # Elements that a bundle holds back to put into runs. Large enough that hundreds of keys get
 # runs of several elements, small enough for a bundle of megabyte prompts.
 _MAX_GATHERED = 1024
+_GLOBAL_WINDOW = window.GlobalWindow()
 # Entries of a bag that is appended to until then, and rewritten with one.
 _MAX_HELD_ENTRIES = 64
 
@@ -149,6 +150,16 @@ class _Gather(beam.DoFn):
                 yield WindowedValue((batch_key, run), earliest, (in_window,))
 
 
+class _GatherGlobally(_Gather):
+    """The same where window and timestamps say nothing.
+
+    Beam calls a process method that asks for neither without assembling arguments for it.
+    """
+
+    def process(self, element: tuple[bytes, Any]) -> Iterable[WindowedValue] | None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return super().process(element, MIN_TIMESTAMP, _GLOBAL_WINDOW)
+
+
 @dataclass(slots=True)
 class _Gathered:
     earliest: int
@@ -186,9 +197,13 @@ class Batches(beam.PTransform):
                 self.label,
                 windowing.windowfn,
             )
-        gather = beam.ParDo(_Gather(self._rules, _MAX_GATHERED))
-        runs = keyed | "Gather" >> gather.with_output_types(typehints.Tuple[bytes, self._run_type])
-        if self._stateful or not keyed.is_bounded:
+        stateful = self._stateful or not keyed.is_bounded
+        globally = windowing.is_default() and not stateful and not self._rules.rows
+        gather = (_GatherGlobally if globally else _Gather)(self._rules, _MAX_GATHERED)
+        runs = keyed | "Gather" >> beam.ParDo(gather).with_output_types(
+            typehints.Tuple[bytes, self._run_type]
+        )
+        if stateful:
             seconds = DEFAULT_MAX_BATCH_DURATION_SECS if self._duration is None else self._duration
             coder = registry.get_coder(self._run_type)
             return runs | "Buffer" >> beam.ParDo(buffering(self._rules, seconds, coder))
