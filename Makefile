@@ -44,7 +44,9 @@ $(PRISM):
 setup: .venv/.synced $(MODEL)/config.json $(PRISM) ## install everything, run nothing
 
 run: .venv/.synced $(MODEL)/config.json ## label real text with a real model
-	@$(BIN)/beam-llm run yaml_examples/quickstart.yaml --var model=$(MODEL)
+	@$(BIN)/beam-llm demo-data output/quickstart/questions.jsonl
+	@$(BIN)/beam-llm run yaml_examples/quickstart.yaml --var model=$(MODEL) \
+	  --var input=output/quickstart/questions.jsonl --var output=output/quickstart --preview 15
 
 test: setup lint unit ## lint, types and every test
 

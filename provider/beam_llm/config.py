@@ -141,7 +141,8 @@ PerRow = msgspec.defstruct(
                 Annotated[str, Meta(pattern=_FIELD_NAME)] | None,
                 _meta(
                     f"Column that holds the row's `sampling.{name}`; null there means the"
-                    " configured value.",
+                    " configured value."
+                    + (" A list, or one written as JSON." if name in ("stop", "choices") else ""),
                     example=f"{name}_column",
                 ),
             ],

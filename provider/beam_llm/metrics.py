@@ -1,31 +1,19 @@
-"""Beam metrics of the row transforms, and the same totals for this process.
+"""Beam metrics of the row transforms.
 
-The metrics are in the namespace ``beam_llm``; ``docs/metrics.md`` lists them. A runner
-shows them for the whole job; ``totals()`` is what a progress display in the pipeline's
-own process can read while a local runner works.
+They are in the namespace ``beam_llm``; ``docs/metrics.md`` lists them.
 """
 
 from __future__ import annotations
 
-import threading
 import time
-from collections import Counter
 from typing import Any
 
 from apache_beam.metrics.metric import Metrics
 
+from beam_llm import progress
 from beam_llm.vllm.client import Reply
 
 NAMESPACE = "beam_llm"
-
-_totals: Counter[str] = Counter()
-_totals_lock = threading.Lock()
-
-
-def totals() -> Counter[str]:
-    """A copy of this process's counts since it began, by counter name."""
-    with _totals_lock:
-        return Counter(_totals)
 
 
 class StepMetrics:
@@ -50,11 +38,15 @@ class StepMetrics:
         if counter is None:
             counter = self._counters[name] = Metrics.counter(NAMESPACE, name)
         counter.inc(by)
-        with _totals_lock:
-            _totals[name] += by
+
+    def read(self, rows: int) -> None:
+        """Counts rows that came in."""
+        self.count("rows_read", rows)
+        progress.count(read=rows)
 
     def failed(self, kind: str) -> None:
         """Counts one failed row, in all and by kind."""
+        progress.count(failed=1)
         self.count("rows_failed")
         self.count(f"rows_failed_{kind}")
 

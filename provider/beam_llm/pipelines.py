@@ -16,7 +16,7 @@ import yaml
 from beam_llm.config import LLMConfig
 from beam_llm.registry import TRANSFORMS
 from beam_llm.validation import Path as KnobPath
-from beam_llm.validation import Problem, check, dotted
+from beam_llm.validation import check, dotted
 
 
 class PipelineFileError(Exception):
@@ -76,9 +76,10 @@ class PipelineFile:
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
             raise PipelineFileError(f"{path}: error: cannot be read: {reason}") from None
-        self.text = _render(path, source, variables)
+        template = _without_leading_comments(source)
+        self.text = _render(path, template, variables)
         # What Jinja changed has other line numbers than the file.
-        self._rendered = self.text.strip() != source.strip()
+        self._rendered = self.text.strip() != template.strip()
         try:
             self._root = yaml.compose(self.text, Loader=yaml.SafeLoader)
             self.spec: Any = yaml.safe_load(self.text)
@@ -166,23 +167,27 @@ def _steps(block: Any, path: KnobPath) -> Iterator[Step]:
                 yield from _steps(spec, at)
 
 
-def _render(path: Path, source: str, variables: Mapping[str, Any]) -> str:
-    """Fills the Jinja template as Beam does, but keeps the line numbers of the file."""
-    beam = importlib.util.find_spec("apache_beam")
-    folders = [str(path.parent), "."]
-    if beam is not None and beam.origin:
-        folders.insert(1, str(Path(beam.origin).parent.parent))
-    # Beam drops the comments at the top before it fills the template; blank lines keep count.
+def _without_leading_comments(source: str) -> str:
+    """Blanks the comments at the top, which Beam drops before it fills the template."""
     lines = source.splitlines(keepends=True)
     for i, line in enumerate(lines):
         if not line.lstrip().startswith("#"):
             break
         lines[i] = "\n"
+    return "".join(lines)
+
+
+def _render(path: Path, template: str, variables: Mapping[str, Any]) -> str:
+    """Fills the Jinja template as Beam does."""
+    beam = importlib.util.find_spec("apache_beam")
+    folders = [str(path.parent), "."]
+    if beam is not None and beam.origin:
+        folders.insert(1, str(Path(beam.origin).parent.parent))
     environment = jinja2.Environment(  # noqa: S701 - the output is YAML, not HTML
         undefined=jinja2.StrictUndefined, loader=jinja2.FileSystemLoader(folders)
     )
     try:
-        return environment.from_string("".join(lines)).render(datetime=datetime, **variables)
+        return environment.from_string(template).render(datetime=datetime, **variables)
     except jinja2.UndefinedError as error:
         name = re.search(r"'([^']*)' is undefined", str(error))
         hint = f": give it with --var {name[1]}=VALUE" if name else ""

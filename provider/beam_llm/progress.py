@@ -1,9 +1,10 @@
-"""What a person sees of servers that start, restart and fail."""
+"""What a person sees of work under way: servers that start, and rows that are answered."""
 
 import logging
 import sys
 import threading
 import time
+from collections import Counter
 from typing import Literal, NamedTuple, Protocol
 
 logger = logging.getLogger("beam_llm")
@@ -31,6 +32,28 @@ class _Logged(NamedTuple):
 _lock = threading.Lock()
 _listener: ServerListener | None = None
 _logged: dict[str, _Logged] = {}
+
+
+_totals: Counter[str] = Counter()
+_totals_lock = threading.Lock()
+
+
+def count(**amounts: int) -> None:
+    """Adds to this process's totals, for a display in the process itself.
+
+    A runner's metrics tell more, but most local runners tell them only at the end.
+
+    Args:
+      **amounts: What to add, by name: ``read``, ``answered``, ``failed`` [rows], ``tokens``.
+    """
+    with _totals_lock:
+        _totals.update(amounts)
+
+
+def totals() -> Counter[str]:
+    """A copy of what was counted since the process began."""
+    with _totals_lock:
+        return Counter(_totals)
 
 
 def set_server_listener(listener: ServerListener | None) -> None:

@@ -122,8 +122,8 @@ class Prompter:
         # A server of ours serves one model, whatever name it goes by.
         if config.server.endpoint is not None:
             self._static["model"] = config.model
-        self._per_row: list[tuple[str, str, Any]] = [
-            (knob, column, _SAMPLING_TYPES[knob])
+        self._per_row: list[tuple[str, str]] = [
+            (knob, column)
             for knob in PER_ROW_KNOBS
             if (column := getattr(config.per_row, knob)) is not None
         ]
@@ -175,13 +175,15 @@ class Prompter:
 
     def _row_sampling(self, row: Any) -> dict[str, Any]:
         given: dict[str, Any] = {}
-        for knob, column, kind in self._per_row:
+        for knob, column in self._per_row:
             value = getattr(row, column)
             if value is None:
                 continue
             try:
-                given[knob] = msgspec.convert(value, kind)
-            except msgspec.ValidationError as error:
+                if knob in _LISTS and isinstance(value, str):
+                    value = msgspec.json.decode(value)  # many formats have no lists
+                given[knob] = msgspec.convert(value, _SAMPLING_TYPES[knob])
+            except (msgspec.ValidationError, msgspec.DecodeError) as error:
                 raise RowError(
                     "sampling", f"sampling.{knob} from column '{column}': {error}"
                 ) from None
@@ -197,6 +199,7 @@ class Prompter:
 
 
 _CONSTRAINTS = ("choices", "regex", "json_schema")
+_LISTS = frozenset({"stop", "choices"})
 _CONSTRAINT_FIELDS = frozenset({"structured_outputs", "response_format"})
 _SAMPLING_TYPES: dict[str, Any] = {
     field.name: field.type for field in msgspec.structs.fields(Sampling)

@@ -371,7 +371,7 @@ class _Key(beam.DoFn):
             self._prompter.call(element)
             key = None if self._key_fn is None else _key(self._key_fn, element)
         except RowError as error:
-            self._metrics.count("rows_read")
+            self._metrics.read(1)
             self._metrics.failed(error.kind)
             yield TaggedOutput(_FAILED, self._fail(element, error))
         else:
@@ -427,7 +427,7 @@ class _Ask(beam.DoFn):
 
     def process(self, element: Any, window: Any = beam.DoFn.WindowParam) -> Iterator[Any]:
         rows = element[1]
-        self._metrics.count("rows_read", len(rows))
+        self._metrics.read(len(rows))
         calls: list[Any] = []
         members: list[tuple[Any, Timestamp]] = []
         for row, timestamp in rows:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import itertools
 import logging
 import os
 import re
@@ -33,6 +34,7 @@ _LOCAL_RUNNERS = {"fnapirunner", "directrunner", "prismrunner", "bundlebaseddire
 # Named in full: "DirectRunner" tries to download Prism first.
 _DEFAULT_RUNNER = "FnApiRunner"
 _LOG_EVERY_SECS = 10.0
+_MAX_PREVIEWED = 10_000
 
 
 def run_pipeline(
@@ -60,6 +62,9 @@ def run_pipeline(
     logging.basicConfig(
         level=logging.INFO if verbose else logging.WARNING, format="%(levelname)s %(message)s"
     )
+    if not verbose:
+        for handler in logging.getLogger().handlers:
+            handler.addFilter(_not_noise)
     # Ours is what a log without a terminal shows of the progress.
     logging.getLogger("beam_llm").setLevel(logging.INFO)
     try:
@@ -90,11 +95,22 @@ def run_pipeline(
             print(f"beam-llm: the pipeline failed\n{_explained(error)}", file=sys.stderr)
             return 1
     out = Console()
+    if not out.is_terminal:
+        out.width = 120
     _show_outputs(out, pipeline_file, preview)
     _show_summary(
         out, pipeline_file, configs, _Totals.of(result), display, time.monotonic() - began
     )
     return 0
+
+
+def _not_noise(record: logging.LogRecord) -> bool:
+    """Drops what Beam says of extras that nobody asked for, and its copies of our errors."""
+    if record.exc_info and record.name.startswith("apache_beam.runners"):
+        return False  # the run fails with the same words
+    return not record.getMessage().startswith(
+        ("Could not load ML transform module", "apitools not found")
+    )
 
 
 def _leave(code: int) -> NoReturn:
@@ -209,7 +225,7 @@ class _Display:
         self._servers: dict[str, _Server] = {}
         self._lock = threading.Lock()
         self._began = time.monotonic()
-        self._first_row: float | None = None
+        self._first_answer: float | None = None
         self._done = threading.Event()
         self._live: Live | None = None
         self._log = logging.getLogger("beam_llm")
@@ -254,22 +270,20 @@ class _Display:
         return Text.from_markup("\n".join(lines))
 
     def _rows(self) -> str:
-        metrics = sys.modules.get("beam_llm.metrics")
-        counts: Counter[str] = metrics.totals() if metrics is not None else Counter()
-        if not counts["rows_read"]:
+        counts = progress.totals()
+        if not counts["read"]:
             return ""
         now = time.monotonic()
-        answered = counts["rows_done"] + counts["rows_failed"]
-        if answered and self._first_row is None:
-            self._first_row = now
+        if counts["answered"] and self._first_answer is None:
+            self._first_answer = now
         text = (
-            f"rows: {counts['rows_read']:,} read, {counts['rows_done']:,} done,"
-            f" {counts['rows_failed']:,} failed"
+            f"rows: {counts['read']:,} read, {counts['answered']:,} answered,"
+            f" {counts['failed']:,} failed"
         )
-        took = now - (self._first_row or now)
+        took = now - (self._first_answer or now)
         if took > 1:
-            tokens = counts["prompt_tokens"] + counts["completion_tokens"]
-            text += f" · {answered / took:,.1f} rows/s, {tokens / took:,.0f} tokens/s"
+            text += f" · {counts['answered'] / took:,.1f} rows/s"
+            text += f", {counts['tokens'] / took:,.0f} tokens/s"
         return text
 
     def _log_rows(self) -> None:
@@ -423,32 +437,32 @@ def _show_outputs(console: Console, pipeline_file: PipelineFile, preview: int) -
         files = sorted(glob.glob(glob.escape(pattern) + "*"))
         rows = _json_rows(files, preview)
         if rows and preview > 0:
-            console.print(_rows_table(step.name, rows, console.width))
+            console.print(_rows_table(step.name, rows))
         if files:
             console.print(f"{step.name} wrote {', '.join(files)}")
 
 
 def _json_rows(files: Sequence[str], limit: int) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
+    """Rows from all over the files: their beginning may be all of one kind."""
+    lines: list[bytes] = []
     for file in files:
-        with open(file, "rb") as lines:
-            for line in lines:
-                if len(rows) >= limit:
-                    return rows
-                with contextlib.suppress(msgspec.DecodeError):
-                    row = msgspec.json.decode(line)
-                    if isinstance(row, dict):
-                        rows.append(row)
+        with open(file, "rb") as stream:
+            lines += itertools.islice(stream, _MAX_PREVIEWED - len(lines))
+    rows: list[dict[str, Any]] = []
+    for line in lines[:: max(1, len(lines) // max(1, limit))][:limit]:
+        with contextlib.suppress(msgspec.DecodeError):
+            row = msgspec.json.decode(line)
+            if isinstance(row, dict):
+                rows.append(row)
     return rows
 
 
-def _rows_table(title: str, rows: Sequence[Mapping[str, Any]], width: int) -> Table:
-    columns = list(rows[0])
-    table = Table(title=title, title_justify="left", expand=width < 200)
-    for column in columns:
-        table.add_column(column, overflow="ellipsis", no_wrap=True)
+def _rows_table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
+    table = Table(title=title, title_justify="left")
+    for column in rows[0]:
+        table.add_column(column, overflow="ellipsis", no_wrap=True, min_width=min(12, len(column)))
     for row in rows:
-        table.add_row(*(Text(_cell(row.get(column))) for column in columns))
+        table.add_row(*(Text(_cell(row.get(column))) for column in rows[0]))
     return table
 
 

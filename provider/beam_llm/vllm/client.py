@@ -22,6 +22,7 @@ import aiohttp
 import msgspec
 from yarl import URL
 
+from beam_llm import progress
 from beam_llm.config import Requests
 from beam_llm.vllm.protocol import Answer, decode_answer, error_message
 from beam_llm.vllm.server import Endpoint, VLLMServer, VLLMServerSpec
@@ -328,6 +329,13 @@ class Client:
             except ValueError as error:
                 words = f"the server's answer cannot be read: {error}"
                 return RequestError("invalid_answer", words, status, attempts), 0.0
+            usage = answer.usage
+            progress.count(
+                answered=1,
+                tokens=((usage.prompt_tokens or 0) + (usage.completion_tokens or 0))
+                if usage
+                else 0,
+            )
             return Reply(answer, time.monotonic() - started, attempts), None
         kind = (
             "rate_limited"
