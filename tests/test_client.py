@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
@@ -9,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from aiohttp import web
 
@@ -300,10 +302,8 @@ def test_equal_settings_share_a_client_and_others_do_not() -> None:
 # With a server of ours
 
 
-def spec(env: dict[str, str], identifier: str, **more: Any) -> VLLMServerSpec:
-    return VLLMServerSpec(
-        identifier=identifier, model="m", env={**env, **more.pop("env", {})}, **more
-    )
+def spec(standin: dict[str, str], identifier: str, env: Any = None) -> VLLMServerSpec:
+    return VLLMServerSpec(identifier=identifier, model="m", env={**standin, **(env or {})})
 
 
 def answers(log: Path) -> Counter[str]:
@@ -329,6 +329,46 @@ def test_a_killed_server_is_waited_for_and_only_the_unanswered_are_asked_again(
     # in flight at the two crashes.
     assert len(again) <= 16
     assert answers(log).keys() == set(prompts)
+
+
+def test_a_prompt_that_always_brings_the_server_down_fails_alone(
+    standin_env: dict[str, str],
+) -> None:
+    # Without a log the stand-in remembers no crash: this prompt brings every server down.
+    client = ServerSettings(
+        spec(standin_env, "poisoned"), requests=Requests(max_in_flight=4)
+    ).open()
+    prompts = [f"prompt {i}" for i in range(20)]
+    *good, bad = client.run([call(prompt) for prompt in [*prompts, "CRASH"]])
+    assert [o.answer.choices[0].text for o in good if isinstance(o, Reply)] == prompts
+    assert isinstance(bad, RequestError)
+    assert bad.kind == "server_crash"
+    assert str(bad).startswith("the server crashed 4 times with this prompt under way")
+
+
+def test_the_workers_own_api_key_does_not_lock_us_out(
+    standin_env: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from beam_llm.vllm.server import VLLMServer
+
+    monkeypatch.setenv("VLLM_API_KEY", "for something else")
+    server = VLLMServer.acquire(spec(standin_env, "keyless"))
+    server.wait_ready()
+    environments = [
+        process.environ()
+        for process in psutil.process_iter()
+        if process.pid != os.getpid() and "keyless" in _marker(process, server.log_path)
+    ]
+    assert environments
+    assert all("VLLM_API_KEY" not in environment for environment in environments)
+
+
+def _marker(process: psutil.Process, log: Path) -> str:
+    try:
+        marked = str(log.with_suffix("")) in process.environ().get("BEAM_LLM_SERVER", "")
+    except psutil.Error:
+        return ""
+    return "keyless" if marked else ""
 
 
 def test_a_server_that_cannot_start_fails_the_batch_with_its_own_words(

@@ -129,6 +129,9 @@ def test_the_identifier_is_stable_and_separates_servers(standin_env: dict[str, s
     assert identifier() == identifier()
     assert identifier() == identifier(min_batch_size=3)
     assert identifier() != identifier(server_args=["--seed=1"])
+    assert identifier() != identifier(env_from_worker=["HOME"])
+    yaml = beam_llm.VLLMCompletions(model="m", prompt="{text}")
+    assert identifier() == yaml.annotations()["model_identifier"]
     assert identifier() != identifier(endpoint="http://127.0.0.1:9/v1")
 
 
@@ -160,6 +163,10 @@ def test_a_handler_in_use_pickles_without_its_client(standin_env: dict[str, str]
         (
             {"endpoint": "http://x/v1", "server_args": ["--a=1"]},
             "endpoint: uses a server that runs",
+        ),
+        (
+            {"prefix_batching_config": PrefixBatchingConfig(), "batch_key_fn": len},
+            "batch_key_fn: given beside prefix_batching_config",
         ),
         ({"min_batch_size": 5, "max_batch_size": 2}, "(?i)minimum"),
     ],

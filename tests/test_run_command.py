@@ -145,7 +145,7 @@ def test_problems_of_our_steps_have_line_and_column(
         ("a: 1", 1, "not a Beam YAML pipeline: it has no 'pipeline:' mapping"),
         ("[1]", 1, "not a Beam YAML pipeline"),
         ("", 1, "not a Beam YAML pipeline"),
-        ("pipeline: {a: {{ b }} }", 1, "'b' is undefined: give it with --var b=VALUE"),
+        ("pipeline: {a: {{ b }} }", 2, "'b' is undefined: give it with --var b=VALUE"),
         ("pipeline: {{ ", 1, "pipeline.yaml:1: error: Jinja: "),
         ("pipeline: {type: chain, transforms: [{type: NoSuch}]}", 1, "NoSuch"),
         (
@@ -168,7 +168,7 @@ def test_what_cannot_run_is_said_in_words(
 
 def test_a_wrong_variable_is_said(environment: dict[str, str], tmp_path: Path) -> None:
     done = run(write(tmp_path), environment, "--var", "novalue")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "--var novalue: error: not of the form NAME=VALUE" in done.stderr
 
 

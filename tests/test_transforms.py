@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
 import apache_beam as beam
+import numpy
 import psutil
 import pytest
 from apache_beam.metrics import MetricsFilter
@@ -17,6 +18,7 @@ from apache_beam.testing import test_pipeline
 from apache_beam.testing.util import assert_that, equal_to
 from apache_beam.transforms import window
 from apache_beam.typehints.row_type import RowTypeConstraint
+from apache_beam.utils.timestamp import Timestamp
 
 import beam_llm
 from beam_llm import ConfigError
@@ -138,7 +140,15 @@ def test_rows_cross_a_coder_on_the_way_out(server: Any) -> None:
 def test_any_value_has_a_text(server: Any) -> None:
     inner = beam.Row(x=1, y="é")
     row = beam.Row(
-        s="text", i=3, f=1.5, b=True, d=Decimal("1.10"), items=["a", "b"], m={"k": 2}, inner=inner
+        s="text",
+        i=3,
+        f=1.5,
+        b=True,
+        d=Decimal("1.10"),
+        items=["a", "b"],
+        m={"k": 2},
+        inner=inner,
+        at=Timestamp(5),
     )
     with pipeline() as p:
         out = (
@@ -146,7 +156,7 @@ def test_any_value_has_a_text(server: Any) -> None:
             | beam.Create([row])
             | beam_llm.VLLMCompletions(
                 model="m",
-                prompt="{s}|{i}|{f}|{b}|{d}|{items}|{m}|{inner}|{inner.x}|{{literal}}|🙂",
+                prompt="{s}|{i}|{f}|{b}|{d}|{items}|{m}|{inner}|{inner.x}|{at}|{{literal}}|🙂",
                 server=server,
             )
             | beam.Map(lambda row: row.completion)
@@ -274,6 +284,10 @@ def test_a_server_that_cannot_start_fails_the_pipeline_with_its_words(server: An
         (
             {"prefix_batching": {"key_field": "owner"}},
             "VLLMCompletions: prefix_batching.key_field: the input has no field 'owner'",
+        ),
+        (
+            {"prompt": "{text.k}"},
+            "VLLMCompletions: prompt: 'text.k' is not there: 'text' is no nested row",
         ),
         ({"output_field": "text"}, "VLLMCompletions: output_field: the input already has a field"),
         ({"output_field": "usage"}, "VLLMCompletions: output_field: the step's own output already"),
@@ -431,6 +445,52 @@ def test_a_per_row_value_out_of_bounds_fails_its_row(value: Any, message: str) -
         bodies([beam.Row(text="t", n=value)], per_row={"max_tokens": "n"})
     assert error.value.message.startswith(message)
     assert error.value.kind == "sampling"
+
+
+@pytest.mark.parametrize(
+    ("value", "sent"),
+    [(7, 7), (7.0, 7), (float("nan"), 5), (None, 5), (numpy.int64(7), 7), (numpy.float64(7), 7)],
+)
+def test_a_column_of_integers_with_gaps_is_one_of_floats(value: Any, sent: int) -> None:
+    (body,) = bodies(
+        [beam.Row(text="t", n=value)], sampling={"max_tokens": 5}, per_row={"max_tokens": "n"}
+    )
+    assert body["max_tokens"] == sent
+
+
+def test_a_list_may_come_as_json(server: Any) -> None:
+    rows = beam.Create([beam.Row(text="a", c='["x", "y"]'), beam.Row(text="b", c="x")])
+    with pipeline() as p:
+        out = (
+            p
+            | rows
+            | completions(
+                server,
+                prompt="{text}",
+                per_row={"choices": "c"},
+                error_handling={"output": "failures"},
+            )
+        )
+        assert_that(out["output"] | beam.Map(lambda row: row.text), equal_to(["a"]))
+        assert_that(
+            out["failures"] | "Msg" >> beam.Map(lambda row: row.msg.split(":")[0]),
+            equal_to(["sampling.choices from column 'c'"]),
+            label="failures",
+        )
+
+
+def test_what_is_not_a_number_is_null_in_a_prompt() -> None:
+    from beam_llm.rows import RowError
+
+    with pytest.raises(RowError, match="field 'text' is null"):
+        bodies([beam.Row(text=float("nan"))])
+
+
+def test_bytes_of_an_unknown_type_fail_their_row() -> None:
+    from beam_llm.rows import RowError
+
+    with pytest.raises(RowError, match="field 'text' holds bytes: decode it first"):
+        bodies([beam.Row(text=b"x")])
 
 
 # Time

@@ -111,6 +111,22 @@ def test_null_and_empty_mean_the_default() -> None:
             {"server": {"args": ["--max-model-len=1", "--port=1"]}},
             "server.args[1]: '--port=1' is not",
         ),
+        (
+            {"server": {"args": ["--api-key=k"]}},
+            "server.args[0]: '--api-key=k' is not yours to set",
+        ),
+        (
+            {"server": {"env": {"VLLM_API_KEY": "k"}}},
+            "server.env: VLLM_API_KEY is not yours to set",
+        ),
+        (
+            {"sampling": {"json_schema": '{"type": "objct"}'}},
+            "sampling.json_schema: not a JSON Schema: type: 'objct' is not valid",
+        ),
+        (
+            {"prefix_batching": {"mode": "none", "prefix_delimiters": [":"]}},
+            "prefix_batching.prefix_delimiters: has no effect with mode: none",
+        ),
         ({"server": {"args": ["--model", "x"]}}, "server.args[0]: '--model' is not yours to set"),
         ({"server": {"env": {"A": 1}}}, "server.env.A: 1 is an integer, not a string"),
         (
@@ -172,12 +188,13 @@ def test_the_identifier_is_stable_and_depends_on_model_and_server() -> None:
     assert identifier() == identifier(sampling={"seed": 3}, prompt="{other}")
     assert identifier() != identifier(model="n")
     assert identifier() != identifier(server={"args": ["--seed=1"]})
+    assert identifier() == identifier(server={"startup_timeout_secs": 5})
     assert identifier(server={"env": {"A": "1", "B": "2"}}) == identifier(
         server={"env": {"B": "2", "A": "1"}}
     )
     assert identifier(model_identifier="mine") == "mine"
     # Literal: it must not depend on the process, nor change from one to the next.
-    assert identifier() == "beam-llm-0d89239864716dad"
+    assert identifier() == "beam-llm-3e518a7c45e308dc"
 
 
 def test_the_server_gets_what_the_section_says() -> None:

@@ -11,6 +11,7 @@ providers and Java send a configuration as one. Absent (or null) means the defau
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -164,7 +165,11 @@ class Requests(Section, frozen=True):
     max_in_flight: Annotated[
         int,
         _meta(
-            "Most requests under way at once, in each worker process.", example=64, ge=1, le=4096
+            "Most requests under way at once, in each worker process, of the steps with the same"
+            " `requests` on one server.",
+            example=64,
+            ge=1,
+            le=4096,
         ),
     ] = 64
     timeout_secs: Annotated[
@@ -176,8 +181,9 @@ class Requests(Section, frozen=True):
     max_retries: Annotated[
         int,
         _meta(
-            "Further attempts after a connection error, a timeout, 408, 429 or 5xx, with"
-            " exponential, jittered backoff. A restart of our own server does not count.",
+            "Further attempts after a connection error, a timeout, an answer that cannot be read,"
+            " 408, 425, 429 or 5xx, with exponential, jittered backoff. A restart of our own"
+            " server does not count.",
             example=5,
             ge=0,
             le=100,
@@ -234,7 +240,7 @@ class PrefixBatching(Section, frozen=True):
         dict[str, Annotated[int, Meta(ge=1)]] | None,
         _meta(
             "Shards of single keys, by the key's text; `num_shards` for the rest.",
-            example={"You are": 32},
+            example={"acme": 32},
         ),
     ] = None
 
@@ -344,6 +350,24 @@ class ErrorHandling(Section, frozen=True):
     ]
 
 
+def default_identifier(
+    model: str,
+    args: Sequence[str],
+    env: Mapping[str, str],
+    env_from_worker: Sequence[str],
+    endpoint: str | None,
+) -> str:
+    """Gives the model identifier of a server that was given none.
+
+    Returns:
+      A hash of all that makes two servers different, the same in every process.
+    """
+    material = msgspec.json.encode(
+        (model, tuple(args), dict(env), tuple(env_from_worker), endpoint), order="deterministic"
+    )
+    return "beam-llm-" + hashlib.sha256(material).hexdigest()[:16]
+
+
 class LLMConfig(Section, frozen=True, kw_only=True):
     """What all language-model transforms share."""
 
@@ -359,7 +383,7 @@ class LLMConfig(Section, frozen=True, kw_only=True):
         Annotated[str, Meta(min_length=1)] | None,
         _meta(
             "Steps with one identifier share one server on a worker. Default: a hash of `model`"
-            " and `server`.",
+            " and of what `server` says of it.",
             example="tickets",
         ),
     ] = None
@@ -394,8 +418,10 @@ class LLMConfig(Section, frozen=True, kw_only=True):
         """The model identifier: the one given, else a stable hash of model and server."""
         if self.model_identifier is not None:
             return self.model_identifier
-        material = msgspec.json.encode((self.model, self.server), order="deterministic")
-        return "beam-llm-" + hashlib.sha256(material).hexdigest()[:16]
+        server = self.server
+        return default_identifier(
+            self.model, server.args, server.env, server.env_from_worker, server.endpoint
+        )
 
 
 class CompletionsConfig(LLMConfig, frozen=True, kw_only=True):

@@ -44,8 +44,14 @@ class StepMetrics:
         self.count("rows_read", rows)
         progress.count(read=rows)
 
-    def failed(self, kind: str) -> None:
-        """Counts one failed row, in all and by kind."""
+    def failed(self, error: Any) -> None:
+        """Counts one failed row, in all and by kind.
+
+        Args:
+          error: What failed it: a ``RowError``, or a ``RequestError`` with its attempts.
+        """
+        kind = error.kind
+        self.count("requests", getattr(error, "attempts", 0))
         progress.count(failed=1)
         self.count("rows_failed")
         self.count(f"rows_failed_{kind}")
@@ -53,6 +59,7 @@ class StepMetrics:
     def answered(self, reply: Reply) -> None:
         """Counts one answered row with its tokens and latency."""
         self.count("rows_done")
+        self.count("requests", reply.attempts)
         usage = reply.answer.usage
         if usage is not None:
             self.count("prompt_tokens", usage.prompt_tokens or 0)

@@ -20,7 +20,15 @@ from beam_llm.validation import check, dotted
 
 
 class PipelineFileError(Exception):
-    """A pipeline file that cannot be used; the message has a line for each problem."""
+    """A pipeline file that cannot be used; the message has a line for each problem.
+
+    Attributes:
+      exit_code: 2 when the file or the command line is unusable, 1 when its content is.
+    """
+
+    def __init__(self, message: str, exit_code: int = 1):
+        super().__init__(message)
+        self.exit_code = exit_code
 
 
 @dataclass(frozen=True)
@@ -75,7 +83,7 @@ class PipelineFile:
             source = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
-            raise PipelineFileError(f"{path}: error: cannot be read: {reason}") from None
+            raise PipelineFileError(f"{path}: error: cannot be read: {reason}", 2) from None
         template = _without_leading_comments(source)
         self.text = _render(path, template, variables)
         # What Jinja changed has other line numbers than the file.
@@ -191,7 +199,7 @@ def _render(path: Path, template: str, variables: Mapping[str, Any]) -> str:
     except jinja2.UndefinedError as error:
         name = re.search(r"'([^']*)' is undefined", str(error))
         hint = f": give it with --var {name[1]}=VALUE" if name else ""
-        raise PipelineFileError(f"{path}: error: {error}{hint}") from None
+        raise PipelineFileError(f"{path}: error: {error}{hint}", 2) from None
     except jinja2.TemplateError as error:
         line = getattr(error, "lineno", None)
         place = f"{path}:{line}" if line else str(path)

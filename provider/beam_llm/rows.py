@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
@@ -44,11 +45,13 @@ class RowError(Exception):
 def as_text(value: Any) -> str:
     """Writes a field's value into a prompt.
 
-    Text is taken as it is, numbers and times as Python writes them, and booleans, lists,
-    maps and nested rows as JSON.
+    Text is taken as it is, numbers as Python writes them, Beam's timestamps as RFC 3339,
+    and booleans, lists, maps and nested rows as JSON.
     """
     if isinstance(value, str):
         return value
+    if hasattr(value, "to_rfc3339"):
+        return value.to_rfc3339()
     if isinstance(value, bool) or hasattr(value, "_asdict") or isinstance(value, list | Mapping):
         return json.dumps(_jsonable(value), ensure_ascii=False)
     if isinstance(value, Sequence):
@@ -82,6 +85,11 @@ def storable(value: Any) -> Any:
     return value
 
 
+def _is_null(value: Any) -> bool:
+    # Beam's CSV and JSON sources write what is missing as NaN.
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
 class _Filled:
     """A template bound to the way its fields are read from a row."""
 
@@ -98,8 +106,10 @@ class _Filled:
                 value = get(row)
             except AttributeError:
                 value = None  # below a nested row that is null
-            if value is None:
+            if _is_null(value):
                 raise RowError("null_field", f"field '{path}' is null")
+            if isinstance(value, bytes):
+                raise RowError("invalid_text", f"field '{path}' holds bytes: decode it first")
             values.append(as_text(value))
         text = self.template.render(values)
         try:
@@ -177,8 +187,12 @@ class Prompter:
         given: dict[str, Any] = {}
         for knob, column in self._per_row:
             value = getattr(row, column)
-            if value is None:
+            if hasattr(value, "item"):
+                value = value.item()  # numpy's, from Beam's CSV and JSON sources
+            if _is_null(value):
                 continue
+            if isinstance(value, float) and value.is_integer() and knob in _INTEGERS:
+                value = int(value)  # a column with gaps is one of floats there
             try:
                 if knob in _LISTS and isinstance(value, str):
                     value = msgspec.json.decode(value)  # many formats have no lists
@@ -199,6 +213,7 @@ class Prompter:
 
 
 _CONSTRAINTS = ("choices", "regex", "json_schema")
+_INTEGERS = frozenset({"max_tokens", "min_tokens", "top_k", "seed"})
 _LISTS = frozenset({"stop", "choices"})
 _CONSTRAINT_FIELDS = frozenset({"structured_outputs", "response_format"})
 _SAMPLING_TYPES: dict[str, Any] = {

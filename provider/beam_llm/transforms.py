@@ -80,6 +80,10 @@ class _LLMTransform(beam.PTransform):
         key_fn = _key_fn(self._config, prompter, self._name)
         mergeable = not isinstance(rows.windowing.windowfn, NonMergingWindowFn)
         unkeyable = None
+        if mergeable and key_fn is not None:
+            _LOGGER.info(
+                "%s: rows in session windows are not batched, and so not keyed", self.label
+            )
         if mergeable or (key_fn is None and rows.is_bounded):
             # Nothing to gain from batches: requests of single rows overlap as well, and
             # state would see the windows of a session before they are merged.
@@ -166,12 +170,12 @@ def _check_fields(config: LLMConfig, prompter: Prompter, fields: Fields, name: s
     problems: list[validation.Problem] = []
 
     def unknown(path: validation.Path, field: str, among: Sequence[str]) -> None:
-        hint = validation.nearest(field, among)
-        problems.append(
-            validation.Problem(
-                path, f"the input has no field '{field}'{hint} (fields: {', '.join(among)})"
-            )
-        )
+        if among:
+            hint = validation.nearest(field, among)
+            words = f"the input has no field '{field}'{hint} (fields: {', '.join(among)})"
+        else:
+            words = f"'{field}' is not there: '{field.rpartition('.')[0]}' is no nested row"
+        problems.append(validation.Problem(path, words))
 
     for place, template in zip(_template_places(config), prompter.templates, strict=True):
         for path in dict.fromkeys(template.fields):
@@ -317,12 +321,11 @@ class _ShardsByKey:
     """Shards of a key, by its text."""
 
     def __init__(self, by_key: dict[str, int], default: int):
-        # Keys arrive encoded.
-        self._by_key = {encode_key(key): shards for key, shards in by_key.items()}
+        self._by_key = by_key
         self._default = default
 
-    def __call__(self, key: bytes) -> int:
-        return self._by_key.get(key, self._default)
+    def __call__(self, key: Any) -> int:
+        return self._by_key.get(str(key), self._default)
 
 
 class _Alone(beam.DoFn):
@@ -372,15 +375,17 @@ class _Key(beam.DoFn):
             key = None if self._key_fn is None else _key(self._key_fn, element)
         except RowError as error:
             self._metrics.read(1)
-            self._metrics.failed(error.kind)
+            self._metrics.failed(error)
             yield TaggedOutput(_FAILED, self._fail(element, error))
         else:
             yield key, element
 
 
-def _key(key_fn: KeyFn, row: Any) -> bytes:
+def _key(key_fn: KeyFn, row: Any) -> Any:
     try:
-        return encode_key(key_fn(row))
+        key = key_fn(row)
+        encode_key(key)  # what cannot be encoded fails its row here, not the bundle later
+        return key
     except RowError:
         raise
     except Exception as error:  # a user's function may raise anything
@@ -461,7 +466,6 @@ class _Ask(beam.DoFn):
         try:
             outcomes = submission.result()
             for (row, timestamp), outcome in zip(members, outcomes, strict=True):
-                self._metrics.count("requests", outcome.attempts)
                 if isinstance(outcome, Reply):
                     self._metrics.answered(outcome)
                     yield WindowedValue(self._answered(row, outcome), timestamp, (window,))
@@ -490,7 +494,7 @@ class _Ask(beam.DoFn):
     def _failed(
         self, row: Any, error: RowError | RequestError, timestamp: Timestamp, window: Any
     ) -> TaggedOutput:
-        self._metrics.failed(error.kind)
+        self._metrics.failed(error)
         return TaggedOutput(_FAILED, WindowedValue(self._fail(row, error), timestamp, (window,)))
 
     def _abandon(self) -> None:

@@ -245,6 +245,14 @@ def _json_rules(path: Path, text: str | None) -> Iterator[Problem]:
         return
     if not isinstance(value, dict):
         yield Problem(path, f"{_shown(text)} is JSON but not an object")
+    elif path[-1] == "json_schema":
+        try:
+            jsonschema.Draft202012Validator.check_schema(cast("dict[str, Any]", value))
+        except jsonschema.SchemaError as error:
+            where = dotted(error.absolute_path)
+            yield Problem(
+                path, f"not a JSON Schema: {where + ': ' if where else ''}{error.message}"
+            )
 
 
 def _llm_rules(config: LLMConfig) -> Iterator[Problem]:
@@ -256,7 +264,7 @@ def _llm_rules(config: LLMConfig) -> Iterator[Problem]:
     prefix = config.prefix_batching
     yield from _exclusive(prefix, ("prefix_batching",), "key_field", "key_fn")
     if prefix.mode == "none":
-        for name in ("key_field", "key_fn"):
+        for name in ("key_field", "key_fn", "prefix_delimiters", "num_shards_by_key"):
             if getattr(prefix, name) is not None:
                 yield Problem(("prefix_batching", name), "has no effect with mode: none")
     for i, delimiter in enumerate(prefix.prefix_delimiters or ()):

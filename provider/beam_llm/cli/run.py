@@ -73,7 +73,7 @@ def run_pipeline(
         configs = pipeline_file.llm_configs()
     except PipelineFileError as error:
         print(error, file=sys.stderr)
-        return 1 if ": error: cannot be read" not in str(error) else 2
+        return error.exit_code
 
     options, runner = _runner(pipeline_file, beam_options)
     local = runner.lower() in _LOCAL_RUNNERS
@@ -125,7 +125,7 @@ def _variables(given: Sequence[str]) -> dict[str, str]:
     for text in given:
         name, equals, value = text.partition("=")
         if not equals or not name.isidentifier():
-            raise PipelineFileError(f"--var {text}: error: not of the form NAME=VALUE")
+            raise PipelineFileError(f"--var {text}: error: not of the form NAME=VALUE", 2)
         variables[name] = value
     return variables
 
@@ -156,8 +156,11 @@ def _run(pipeline_file: PipelineFile, options: list[str]) -> Any:
     from apache_beam.options.pipeline_options import PipelineOptions
     from apache_beam.yaml import yaml_provider, yaml_transform
 
+    # What the command line sets goes before what the file sets.
+    set_here = {o.removeprefix("--").partition("=")[0] for o in options if o.startswith("--")}
+    in_file = {k: v for k, v in pipeline_file.options.items() if k not in set_here}
     pipeline = beam.Pipeline(
-        options=PipelineOptions(options, pickle_library="cloudpickle", **pipeline_file.options)
+        options=PipelineOptions(options, **{"pickle_library": "cloudpickle", **in_file})
     )
     yaml_transform.expand_pipeline(
         pipeline,
@@ -393,7 +396,7 @@ def _show_summary(
             again = f", restarted {server.restarts} times" if server.restarts else ""
             table.add_row("server start", f"{server.startup_secs:.1f} s ({name}){again}")
     if totals.inference_secs:
-        rate = (counts["rows_done"] + failed) / totals.inference_secs
+        rate = counts["rows_done"] / totals.inference_secs
         table.add_row(
             "inference",
             f"{totals.inference_secs:.1f} s from the first request to the last answer"
@@ -412,12 +415,19 @@ def _destinations(
         if config.error_handling is None:
             continue
         output = f"{step.name}.{config.error_handling.output}"
-        takers = [
-            f"{taker.name} ({taker.config['path']})" if "path" in taker.config else taker.name
-            for taker in pipeline_file.steps()
-            if output in _inputs(taker)
-        ]
+        takers = _takers(pipeline_file, output)
         yield f"{output} → {', '.join(takers)}" if takers else output
+
+
+def _takers(pipeline_file: PipelineFile, output: str, depth: int = 8) -> list[str]:
+    """The steps that end the way of an output, with the paths they write to."""
+    ends: list[str] = []
+    for taker in pipeline_file.steps():
+        if output in _inputs(taker):
+            further = [] if not depth else _takers(pipeline_file, taker.name, depth - 1)
+            path = taker.config.get("path")
+            ends += further or [f"{taker.name} ({path})" if path else taker.name]
+    return ends
 
 
 def _inputs(step: Step) -> list[str]:
@@ -459,10 +469,13 @@ def _json_rows(files: Sequence[str], limit: int) -> list[dict[str, Any]]:
 
 def _rows_table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
     table = Table(title=title, title_justify="left")
-    for column in rows[0]:
-        table.add_column(column, overflow="ellipsis", no_wrap=True, min_width=min(12, len(column)))
-    for row in rows:
-        table.add_row(*(Text(_cell(row.get(column))) for column in rows[0]))
+    cells = [[_cell(row.get(column)) for column in rows[0]] for row in rows]
+    for column, *texts in zip(rows[0], *cells, strict=True):
+        # Long columns give way to short ones.
+        widest = max(map(len, (column, *texts)))
+        table.add_column(column, overflow="ellipsis", no_wrap=True, min_width=min(14, widest))
+    for texts in cells:
+        table.add_row(*map(Text, texts))
     return table
 
 

@@ -8,12 +8,13 @@ and only what was not answered is asked again.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -31,6 +32,8 @@ from beam_llm.vllm.server import Endpoint, VLLMServer, VLLMServerSpec
 _KEEPALIVE_SECS = 4.0
 _FIRST_BACKOFF_SECS = 0.5
 _LONGEST_BACKOFF_SECS = 30.0
+# A prompt that was under way in so many crashes is next asked with nothing beside it.
+_CRASHES_UNTIL_ALONE = 3
 _RETRIED_STATUSES = frozenset({408, 425, 429, *range(500, 600)})
 
 
@@ -39,9 +42,10 @@ class RequestError(Exception):
 
     Attributes:
       kind: ``refused`` (the server will not answer it), ``rate_limited``, ``timeout``,
-        ``connection``, ``server_error`` or ``invalid_answer``.
+        ``connection``, ``server_error``, ``invalid_answer`` or ``server_crash`` (it brought
+        our server down, alone).
       status: HTTP status, or None when there was none.
-      attempts: How often it was tried.
+      attempts: How often it was sent.
     """
 
     def __init__(self, kind: str, message: str, status: int | None = None, attempts: int = 1):
@@ -240,6 +244,7 @@ class Client:
             _open_session(requests, api_key), thread.loop
         ).result()
         self._slots = asyncio.Semaphore(requests.max_in_flight)
+        self._alone = asyncio.Lock()
         self._endpoint: Endpoint | None = None
         self._urls: dict[str, URL] = {}
         self._waiting: asyncio.Task[Endpoint] | None = None
@@ -291,61 +296,76 @@ class Client:
 
     async def call(self, call: Call) -> Outcome:
         """Sends one request, with retries, and gives its outcome. Runs on ``loop``."""
-        async with self._slots:
-            attempts = 0
-            while True:
-                endpoint = self._endpoint or await self._wait(None)
-                attempts += 1
-                outcome, retry_after = await self._attempt(call, attempts)
-                if isinstance(outcome, Reply) or retry_after is None:
-                    return outcome
-                if outcome.kind == "connection":
-                    now = await self._wait(endpoint)
-                    if now.generation != endpoint.generation:
-                        attempts = 0  # the server's fault, not the prompt's
-                        continue
-                if attempts > self._requests.max_retries:
-                    return outcome
-                await asyncio.sleep(max(retry_after, _backoff_secs(attempts)))
+        attempts = 0
+        for _ in range(_CRASHES_UNTIL_ALONE):
+            async with self._slots:
+                outcome = await self._until_crash(call, attempts)
+            if not isinstance(outcome, _Crash):
+                return outcome
+            attempts = outcome.attempts
+        async with self._alone, _all_slots(self._slots, self._requests.max_in_flight):
+            outcome = await self._until_crash(call, attempts)
+        if not isinstance(outcome, _Crash):
+            return outcome
+        return RequestError(
+            "server_crash",
+            f"the server crashed {_CRASHES_UNTIL_ALONE + 1} times with this prompt under way, the"
+            " last time with no other of this process",
+            None,
+            outcome.attempts,
+        )
+
+    async def _until_crash(self, call: Call, attempts: int) -> Outcome | _Crash:
+        """Sends a request until it has an outcome, or a server of ours has crashed under it."""
+        retries = 0
+        while True:
+            endpoint = self._endpoint or await self._wait(None)
+            attempts += 1
+            outcome, retry_after = await self._attempt(call, attempts)
+            if isinstance(outcome, Reply) or retry_after is None:
+                return outcome
+            if outcome.kind == "connection":
+                now = await self._wait(endpoint)
+                if now.generation != endpoint.generation:
+                    return _Crash(attempts)
+            if retries == self._requests.max_retries:
+                return outcome
+            retries += 1
+            await asyncio.sleep(max(retry_after, _backoff_secs(retries)))
 
     async def _attempt(self, call: Call, attempts: int) -> tuple[Outcome, float | None]:
         """Gives the outcome, and how long to wait at least before another try [s], if one helps."""
         started = time.monotonic()
+
+        def failure(kind: str, words: str, status: int | None = None) -> RequestError:
+            return RequestError(kind, words, status, attempts)
+
         try:
             async with self._session.post(
                 self._urls[call.path], data=call.body, allow_redirects=False
             ) as response:
                 body = await response.read()
+        except aiohttp.ConnectionTimeoutError as error:
+            return failure("connection", str(error)), 0.0
         except TimeoutError:
-            limit = self._requests.timeout_secs
-            return RequestError("timeout", f"no answer within {limit:g} s", None, attempts), 0.0
+            return failure("timeout", f"no answer within {self._requests.timeout_secs:g} s"), 0.0
         except (aiohttp.ClientError, OSError) as error:
-            words = str(error) or type(error).__name__
-            return RequestError("connection", words, None, attempts), 0.0
+            return failure("connection", str(error) or type(error).__name__), 0.0
         status = response.status
         if status == 200:
             try:
                 answer = decode_answer(call.path, body)
             except ValueError as error:
                 words = f"the server's answer cannot be read: {error}"
-                return RequestError("invalid_answer", words, status, attempts), 0.0
+                return failure("invalid_answer", words, status), 0.0
             usage = answer.usage
-            progress.count(
-                answered=1,
-                tokens=((usage.prompt_tokens or 0) + (usage.completion_tokens or 0))
-                if usage
-                else 0,
-            )
+            tokens = ((usage.prompt_tokens or 0) + (usage.completion_tokens or 0)) if usage else 0
+            progress.count(answered=1, tokens=tokens)
             return Reply(answer, time.monotonic() - started, attempts), None
-        kind = (
-            "rate_limited"
-            if status == 429
-            else "server_error"
-            if status in _RETRIED_STATUSES
-            else "refused"
-        )
-        failure = RequestError(kind, error_message(body), status, attempts)
-        return failure, _retry_after(response) if status in _RETRIED_STATUSES else None
+        if status not in _RETRIED_STATUSES:
+            return failure("refused", error_message(body), status), None
+        kind = "rate_limited" if status == 429 else "server_error"
+        return failure(kind, error_message(body), status), _retry_after(response)
 
     async def _wait(self, failed: Endpoint | None) -> Endpoint:
         if failed is not None and self._endpoint not in (None, failed):
@@ -365,6 +385,26 @@ class Client:
         self._waiting = None
         if not task.cancelled():
             task.exception()  # seen here, raised to each waiter
+
+
+@dataclass(frozen=True, slots=True)
+class _Crash:
+    """A server of ours went down while a request was under way."""
+
+    attempts: int
+
+
+@contextlib.asynccontextmanager
+async def _all_slots(slots: asyncio.Semaphore, count: int) -> AsyncGenerator[None]:
+    taken = 0
+    try:
+        while taken < count:
+            await slots.acquire()
+            taken += 1
+        yield
+    finally:
+        for _ in range(taken):
+            slots.release()
 
 
 def _in_daemon_thread(
@@ -417,7 +457,7 @@ def _close_session(session: aiohttp.ClientSession, thread: _EventLoopThread) -> 
 
 
 def _backoff_secs(attempts: int) -> float:
-    # Exponential, with full jitter, so that a crowd does not come back at once.
+    # Exponential, with jitter, so that a crowd does not come back at once.
     longest = min(_LONGEST_BACKOFF_SECS, _FIRST_BACKOFF_SECS * 2 ** (attempts - 1))
     return random.uniform(longest / 2, longest)  # noqa: S311
 

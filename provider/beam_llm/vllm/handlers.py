@@ -8,7 +8,6 @@ without.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
@@ -17,10 +16,11 @@ import msgspec
 from apache_beam.io.filesystems import FileSystems
 from apache_beam.ml.inference.base import PredictionResult
 
-from beam_llm.config import Requests
+from beam_llm.config import Requests, default_identifier
 from beam_llm.inference import ModelHandler
+from beam_llm.metrics import StepMetrics
 from beam_llm.prefixes import ChatPrefixKeyFn, PrefixBatchingConfig, PromptPrefixKeyFn
-from beam_llm.vllm.client import Call, Client, RequestError, ServerSettings
+from beam_llm.vllm.client import Call, Client, Reply, RequestError, ServerSettings
 from beam_llm.vllm.protocol import CHAT_PATH, COMPLETIONS_PATH
 from beam_llm.vllm.server import VLLMServerSpec, args_from_vllm_server_kwargs
 
@@ -72,6 +72,12 @@ class _VLLMModelHandler(ModelHandler):
     ):
         keyed: dict[str, Any] = {}
         if prefix_batching_config is not None:
+            for name in ("batch_key_fn", "batch_key_num_shards"):
+                if name in batching:
+                    raise ValueError(
+                        f"{name}: given beside prefix_batching_config, which chooses the key:"
+                        " give one of the two"
+                    )
             keyed["batch_key_fn"] = prefix_batching_config.resolve(self._default_key_fn)
             keyed["batch_key_num_shards"] = prefix_batching_config.num_shards
         super().__init__(**batching, **keyed)
@@ -90,14 +96,18 @@ class _VLLMModelHandler(ModelHandler):
         self._requests = requests or Requests()
         self._identifier: str | None = None
         self._client: Client | None = None
+        self._metrics: StepMetrics | None = None
         self._settings()  # an argument that cannot be used is an error here, not on a worker
 
     def default_model_identifier(self) -> str:
-        """A stable hash of the model and the server's settings."""
-        material = msgspec.json.encode(
-            (self._model_name, self._server_args, self._env, self._endpoint), order="sorted"
+        """A stable hash of the model and the server's settings, as of the YAML transforms."""
+        return default_identifier(
+            self._model_name,
+            self._server_args,
+            self._env,
+            self._env_from_worker,
+            self._endpoint,
         )
-        return "beam-llm-" + hashlib.sha256(material).hexdigest()[:16]
 
     def set_model_identifier(self, identifier: str) -> None:
         """Takes the identifier under which ``RunInference`` loads the model.
@@ -107,7 +117,7 @@ class _VLLMModelHandler(ModelHandler):
         self._identifier = identifier
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_client": None}
+        return {**self.__dict__, "_client": None, "_metrics": None}
 
     def load_model(self) -> LoadedModel:
         """Opens the client; the server starts in the background."""
@@ -142,14 +152,17 @@ class _VLLMModelHandler(ModelHandler):
         self, batch: Sequence[Any], model: LoadedModel, inference_args: dict[str, Any] | None = None
     ) -> list[PredictionResult | Exception]:
         """Asks the server about each example; a failed one gives its error in its place."""
-        args = inference_args or {}
+        fields = dict(inference_args or {})
+        if self._endpoint is not None:  # a server of ours has one model, whatever its name
+            fields["model"] = self._model_name
+        if self._metrics is None:
+            self._metrics = StepMetrics()
+        self._metrics.read(len(batch))
         calls: list[Call] = []
         results: list[PredictionResult | Exception | None] = []
         for example in batch:
             try:
-                body = msgspec.json.encode(
-                    {"model": self._model_name, **self._body(example), **args}
-                )
+                body = msgspec.json.encode({**self._body(example), **fields})
             except (TypeError, ValueError) as error:
                 results.append(RequestError("refused", str(error)))
             else:
@@ -159,21 +172,21 @@ class _VLLMModelHandler(ModelHandler):
             self._client = model.client() or self._settings().open()
         outcomes = iter(self._client.run(calls))
         for i, example in enumerate(batch):
-            if results[i] is None:
-                outcome = next(outcomes)
-                results[i] = (
-                    outcome
-                    if isinstance(outcome, RequestError)
-                    else PredictionResult(example, outcome.answer, self._model_name)
-                )
+            outcome = results[i] or next(outcomes)
+            if isinstance(outcome, RequestError):
+                self._metrics.failed(outcome)
+                results[i] = outcome
+            elif isinstance(outcome, Reply):
+                self._metrics.answered(outcome)
+                results[i] = PredictionResult(example, outcome.answer, self._model_name)
         return [result for result in results if result is not None]
 
     def validate_inference_args(self, inference_args: dict[str, Any] | None) -> None:
         """Any field of a request is allowed; the server says what it makes of it."""
 
     def get_num_bytes(self, batch: Sequence[Any]) -> int:
-        """Bytes of the batch's examples as JSON, for Beam's metrics."""
-        return sum(len(str(example)) for example in batch)
+        """Bytes of the examples' text, for Beam's metrics."""
+        return sum(len(str(example).encode("utf-8", "replace")) for example in batch)
 
     def share_model_across_processes(self) -> bool:
         """False: what is loaded is a client; its server is shared by processes anyway."""

@@ -45,11 +45,13 @@ _OURS = {
     "uds": "it is reached by TCP on loopback",
     "model": "give the model as the spec's model",
     "model-tag": "give the model as the spec's model",
+    "api-key": "it listens on loopback only, and is asked without a key",
     "headless": "a headless server answers no requests",
     "grpc": "the server is asked by HTTP",
     "ssl-keyfile": "the server is asked by plain HTTP, on loopback only",
     "ssl-certfile": "the server is asked by plain HTTP, on loopback only",
 }
+_API_KEY = "VLLM_API_KEY"
 # vLLM's flags that have no `--no-` form.
 _FLAGS_WITHOUT_NEGATIVE = {"headless", "grpc"}
 # The defaults that differ from vLLM's: usage with the cached tokens, and no line per request.
@@ -93,6 +95,8 @@ class VLLMServerSpec(msgspec.Struct, frozen=True, kw_only=True):
         for name, value in cast("Mapping[Any, Any]", self.env).items():
             if not isinstance(name, str) or not isinstance(value, str):
                 raise ValueError(f"env: {name!r}: {value!r} is not a string for a string")
+            if name == _API_KEY:
+                raise ValueError(f"env: {name} is not yours to set: {_OURS['api-key']}")
         if self.startup_timeout_secs <= 0:
             raise ValueError(f"startup_timeout_secs: {self.startup_timeout_secs!r} is not positive")
         _check_args(self.args)

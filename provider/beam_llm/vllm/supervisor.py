@@ -319,7 +319,8 @@ class Supervisor:
         env = {
             "VLLM_HOST_IP": "127.0.0.1",  # else vLLM's processes listen on the machine's address
             "VLLM_NO_USAGE_STATS": "1",
-            **os.environ,
+            # With a key that the worker has for something else it would refuse its holders.
+            **{name: value for name, value in os.environ.items() if name != "VLLM_API_KEY"},
             **self._launch.env,
             MARKER: self._marker,
         }
