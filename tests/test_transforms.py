@@ -161,7 +161,10 @@ def test_any_value_has_a_text(server: Any) -> None:
             )
             | beam.Map(lambda row: row.completion)
         )
-        expected = 'text|3|1.5|true|1.10|["a", "b"]|{"k": 2}|{"x": 1, "y": "é"}|1|{literal}|🙂'
+        expected = (
+            'text|3|1.5|true|1.10|["a", "b"]|{"k": 2}|{"x": 1, "y": "é"}|1|1970-01-01T00:00:05Z'
+            "|{literal}|🙂"
+        )
         assert_that(out, equal_to([expected]))
 
 
