@@ -54,6 +54,7 @@ lint: .venv/.synced ## ruff and pyright
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/pyright
+	@$(BIN)/python docs/generate.py --check
 
 unit: setup
 	@$(BIN)/pytest $(PYTEST_ARGS)
