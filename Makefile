@@ -4,6 +4,8 @@
 
 PYTHON ?= python3.11
 export UV_PYTHON_DOWNLOADS := never
+# Compiling vLLM anew at each start takes longer than starting it.
+unexport PYTHONDONTWRITEBYTECODE
 # A fresh resolve each time: a lock file would carry registry addresses.
 UV := .cache/uv/bin/uv
 BIN := .venv/bin

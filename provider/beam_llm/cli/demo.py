@@ -58,7 +58,7 @@ def write_demo_model(directory: str) -> int:
 
 def _convert(folder: Path, weights: str, target: Path) -> None:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TQDM_DISABLE", "1")
     import torch
     import transformers
 
