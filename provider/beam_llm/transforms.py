@@ -18,6 +18,7 @@ from typing import Any, Optional
 
 import apache_beam as beam
 import msgspec
+from apache_beam import typehints
 from apache_beam.pvalue import Row, TaggedOutput
 from apache_beam.transforms.window import NonMergingWindowFn
 from apache_beam.typehints.row_type import RowTypeConstraint
@@ -92,6 +93,8 @@ class _LLMTransform(beam.PTransform):
             keyed, unkeyable = rows | "Key" >> beam.ParDo(
                 _Key(key_fn, prompter, fail)
             ).with_outputs(_FAILED, main="keyed")
+            # Else rows would be pickled on their way through the shuffle.
+            keyed.element_type = typehints.Tuple[typehints.Any, rows.element_type]
             batches = keyed | "Batch" >> _batcher(self._config, prompter)
 
         answered, failed = batches | "Ask" >> beam.ParDo(

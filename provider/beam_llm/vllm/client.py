@@ -14,6 +14,7 @@ import random
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -210,9 +211,12 @@ class Submission:
 
     async def _run(self) -> None:
         try:
-            self._outcomes = list(
-                await asyncio.gather(*(self._client.call(call) for call in self._calls))
-            )
+            if len(self._calls) == 1:  # spares a task
+                self._outcomes = [await self._client.call(self._calls[0])]
+            else:
+                self._outcomes = list(
+                    await asyncio.gather(*(self._client.call(call) for call in self._calls))
+                )
         except asyncio.CancelledError:
             return
         except BaseException as error:
@@ -245,6 +249,8 @@ class Client:
         ).result()
         self._slots = asyncio.Semaphore(requests.max_in_flight)
         self._alone = asyncio.Lock()
+        self._incoming: deque[Submission] = deque()
+        self._woken = False
         self._endpoint: Endpoint | None = None
         self._urls: dict[str, URL] = {}
         self._waiting: asyncio.Task[Endpoint] | None = None
@@ -266,8 +272,16 @@ class Client:
           The submission.
         """
         submission = Submission(self, calls, done)
-        self.loop.call_soon_threadsafe(submission.start)
+        self._incoming.append(submission)
+        if not self._woken:  # waking the loop costs a system call
+            self._woken = True
+            self.loop.call_soon_threadsafe(self._start_incoming)
         return submission
+
+    def _start_incoming(self) -> None:
+        self._woken = False  # before the look: what comes now wakes the loop again
+        while self._incoming:
+            self._incoming.popleft().start()
 
     def run(self, calls: Sequence[Call]) -> list[Outcome]:
         """Sends a batch of calls and waits for it.
