@@ -2,6 +2,7 @@
 
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -345,3 +346,23 @@ def test_the_port_is_kept_for_the_server_until_it_listens():
         ours.listen()
         with socket.create_connection(address):
             pass
+
+
+def test_nothing_is_left_when_the_runtime_directory_disappears(hold, standin, runtime):
+    holder = hold(standin())
+    processes = family(holder.ready())
+    shutil.rmtree(runtime / "beam-llm")  # as a logout does with /run/user/UID
+    holder.signal(signal.SIGKILL)
+    wait_gone(processes)
+
+
+def test_a_successor_keeps_its_socket_when_the_directory_was_made_anew(hold, standin, runtime):
+    first = hold(standin())
+    processes = family(first.ready())
+    shutil.rmtree(runtime / "beam-llm")
+    hold(standin()).ready()
+    sockets = list((runtime / "beam-llm").glob("*.sock"))
+    first.signal(signal.SIGKILL)
+    wait_gone(processes)
+    assert list((runtime / "beam-llm").glob("*.sock")) == sockets
+    assert len(sockets) == 1

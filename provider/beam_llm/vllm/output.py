@@ -67,14 +67,14 @@ class Output:
         self._add(rest.decode(errors="replace"))
 
     def _keep(self, data: bytes) -> None:
-        with contextlib.suppress(OSError):  # a full disk must not stop vLLM
+        with contextlib.suppress(OSError):  # a full disk, or no directory, must not stop vLLM
             os.write(1, data)
-        if os.fstat(1).st_size > _MAX_LOG_BYTES:
-            self._log.replace(self._log.with_suffix(".log.1"))
-            descriptor = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-            os.dup2(descriptor, 1)
-            os.dup2(descriptor, 2)
-            os.close(descriptor)
+            if os.fstat(1).st_size > _MAX_LOG_BYTES:
+                self._log.replace(self._log.with_suffix(".log.1"))
+                descriptor = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+                os.dup2(descriptor, 1)
+                os.dup2(descriptor, 2)
+                os.close(descriptor)
 
     def _add(self, line: str) -> None:
         line = _ANSI.sub("", line).rstrip()

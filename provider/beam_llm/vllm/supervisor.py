@@ -70,6 +70,7 @@ class Supervisor:
     def __init__(self, listener: socket.socket, path: Path):
         self._listener = listener
         self._path = path  # of the socket; the lock and the log are beside it
+        self._inode = _inode(path)
         self._marker = f"{path}:{os.getpid()}"
         self._holders: set[_Holder] = set()
         self._launch: Launch | None = None
@@ -108,28 +109,37 @@ class Supervisor:
         await asyncio.wait({life, leaving}, return_when=asyncio.FIRST_COMPLETED)
         self._leaving.set()
         life.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await life
-        await self._leave(unless_held=False)
-        await self._stop()
+        try:
+            with contextlib.suppress(asyncio.CancelledError):
+                await life
+            await self._leave(unless_held=False)
+        finally:
+            await self._stop()
+
+    def _forget(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self._leaving.set()  # a fault of ours must not leave vLLM behind
 
     async def _leave(self, *, unless_held: bool) -> bool:
         """Gives up the socket, under the lock under which newcomers connect.
 
         So a newcomer either is a holder of ours already or finds no supervisor.
         """
-        lock = os.open(self._path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            while not _try_lock(lock):
-                await asyncio.sleep(0.005)
+        with contextlib.ExitStack() as stack:
+            # Without its directory (a logout removes /run/user/UID) nobody finds the socket.
+            with contextlib.suppress(FileNotFoundError):
+                lock = os.open(self._path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
+                stack.callback(os.close, lock)
+                while not _try_lock(lock):
+                    await asyncio.sleep(0.005)
             self._accept()
             if self._listener.fileno() >= 0 and not (unless_held and self._holders):
                 asyncio.get_running_loop().remove_reader(self._listener)
-                self._path.unlink(missing_ok=True)
+                if _inode(self._path) == self._inode:  # else it is a successor's
+                    self._path.unlink(missing_ok=True)
                 self._listener.close()
             return self._listener.fileno() < 0
-        finally:
-            os.close(lock)
 
     def _post_sentinel(self) -> None:
         if self._sentinel_pipe >= 0:
@@ -167,7 +177,7 @@ class Supervisor:
             self._holders.add(holder)
             task = asyncio.get_running_loop().create_task(self._attend(holder))
             self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            task.add_done_callback(self._forget)
 
     async def _attend(self, holder: _Holder) -> None:
         try:
@@ -194,7 +204,7 @@ class Supervisor:
         if not self._holders and not self._leaving.is_set():
             task = asyncio.get_running_loop().create_task(self._leave_unless_held())
             self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            task.add_done_callback(self._forget)
 
     async def _leave_unless_held(self) -> None:
         if await self._leave(unless_held=True):
@@ -353,7 +363,7 @@ class Supervisor:
         )
         reading = loop.create_task(self._output.read(stream))
         self._tasks.add(reading)
-        reading.add_done_callback(self._tasks.discard)
+        reading.add_done_callback(self._forget)
 
         told = self._begun
         while not await _healthy(port):
@@ -445,6 +455,13 @@ def _peer_uid(connection: socket.socket) -> int:
     return struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))[
         1
     ]
+
+
+def _inode(path: Path) -> int | None:
+    try:
+        return path.stat().st_ino
+    except OSError:
+        return None
 
 
 def _try_lock(descriptor: int) -> bool:
