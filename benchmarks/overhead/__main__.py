@@ -115,7 +115,12 @@ def real(options: argparse.Namespace, directory: Path) -> None:
         "stock": (ask_stock, {"config": unkeyed}),
         f"stock, batches of {concurrency}": (ask_stock, {"config": unkeyed, "batching": fixed}),
     }
-    args = ("--enforce-eager", "--max-model-len=2048", f"--max-num-seqs={concurrency}")
+    args = (
+        "--enforce-eager",
+        "--max-model-len=2048",
+        "--dtype=float32",
+        f"--max-num-seqs={concurrency}",
+    )
     with serving(model, args, standin=options.dry) as url:
         progress("warming up")
         for _ in range(1 if options.dry else 2):

@@ -125,6 +125,7 @@ def main() -> None:
         progress(f"made {path.name}, {made['millions']:.1f} million parameters")
     args = (
         "--enforce-eager",
+        "--dtype=float32",
         "--max-model-len=2048",
         f"--max-num-seqs={options.concurrency}",
         f"--num-gpu-blocks-override={options.blocks}",

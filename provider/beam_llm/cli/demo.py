@@ -146,8 +146,9 @@ _QUESTIONS = (
             ("The common package of astronomers", "scientists"),
             ("Monitors servers and their disks", "administrators"),
             ("Runs the tests of Python projects in fresh environments", "developers"),
-            ("Machine learning on graphs and molecules", "scientists"),
+            ("Parses the arguments of command lines", "developers"),
             ("Rotates log files and sends them on", "administrators"),
+            ("Checks the types of Python code", "developers"),
         ),
     ),
 )
