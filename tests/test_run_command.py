@@ -147,6 +147,10 @@ def test_problems_of_our_steps_have_line_and_column(
         ("", 1, "not a Beam YAML pipeline"),
         ("pipeline: {a: {{ b }} }", 2, "'b' is undefined: give it with --var b=VALUE"),
         ("pipeline: {{ ", 1, "pipeline.yaml:1: error: Jinja: "),
+        ("pipeline: {a: {{ 1 + 'a' }} }", 1, "Jinja: TypeError: "),
+        ("pipeline: {a: {{ 1 // 0 }} }", 1, "Jinja: ZeroDivisionError: "),
+        ("pipeline: {a: 2024-13-45}", 1, "not YAML: month must be in 1..12"),
+        ("pipeline: &p {transforms: [*p]}", 1, "transforms nest without end"),
         ("pipeline: {type: chain, transforms: [{type: NoSuch}]}", 1, "NoSuch"),
         (
             PIPELINE.replace('"{text}"', '"{txt}"'),
@@ -164,6 +168,19 @@ def test_what_cannot_run_is_said_in_words(
     assert words in done.stderr
     assert "Traceback" not in done.stderr
     assert_nothing_left(environment)
+
+
+def test_odd_names_and_neighbours_of_the_output_do_not_spoil_the_summary(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "results.json-old").mkdir()
+    text = PIPELINE.replace("name: Results", 'name: "Results [/v2]"')
+    text = text.replace("model: m", 'model: m\n        model_identifier: "t[/x]"')
+    done = run(write(tmp_path, text), environment)
+    assert done.returncode == 0, done.stderr
+    assert "Results [/v2]" in done.stdout
+    assert "(t[/x])" in done.stdout
+    assert "results.json-old" not in done.stdout
 
 
 def test_a_wrong_variable_is_said(environment: dict[str, str], tmp_path: Path) -> None:

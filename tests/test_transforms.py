@@ -461,6 +461,12 @@ def test_a_column_of_integers_with_gaps_is_one_of_floats(value: Any, sent: int) 
     assert body["max_tokens"] == sent
 
 
+def test_a_cell_may_hold_an_array_of_numpy() -> None:
+    array = numpy.array(["a", "b"])
+    (body,) = bodies([beam.Row(text="t", c=array)], per_row={"choices": "c"})
+    assert body["structured_outputs"] == {"choice": ["a", "b"]}
+
+
 def test_a_list_may_come_as_json(server: Any) -> None:
     rows = beam.Create([beam.Row(text="a", c='["x", "y"]'), beam.Row(text="b", c="x")])
     with pipeline() as p:
@@ -487,6 +493,8 @@ def test_what_is_not_a_number_is_null_in_a_prompt() -> None:
 
     with pytest.raises(RowError, match="field 'text' is null"):
         bodies([beam.Row(text=float("nan"))])
+    with pytest.raises(RowError, match="field 'text' is null"):
+        bodies([beam.Row(text=numpy.float32("nan"))])
 
 
 def test_bytes_of_an_unknown_type_fail_their_row() -> None:

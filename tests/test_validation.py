@@ -130,6 +130,21 @@ def test_null_and_empty_mean_the_default() -> None:
         ({"server": {"args": ["--model", "x"]}}, "server.args[0]: '--model' is not yours to set"),
         ({"server": {"env": {"A": 1}}}, "server.env.A: 1 is an integer, not a string"),
         (
+            {"error_handling": {"output": "output"}},
+            'error_handling.output: "output" names the main',
+        ),
+        ({"error_handling": {"output": "a.b"}}, 'error_handling.output: "a.b" is not a field name'),
+        ({"sampling": {"temperature": float("nan")}}, "sampling.temperature: nan is not a finite"),
+        (
+            {"requests": {"timeout_secs": float("inf")}},
+            "requests.timeout_secs: inf is not a finite",
+        ),
+        ({"server": {"env": {"A=B": "1"}}}, "server.env: 'A=B' is no variable"),
+        (
+            {"prompt": {"text": None}},
+            "prompt: {} is a mapping, not a string: quote text that begins",
+        ),
+        (
             {"error_handling": {}},
             "error_handling.output: required, and missing: Name of the output",
         ),
@@ -138,6 +153,13 @@ def test_null_and_empty_mean_the_default() -> None:
 def test_says_where_what_and_what_is_allowed(knobs: dict[str, Any], expected: str) -> None:
     (problem,) = problems(**knobs)
     assert problem.startswith(expected)
+
+
+def test_whole_numbers_may_come_as_floats() -> None:
+    sampling = {"max_tokens": 16.0, "temperature": 1}
+    config = load(CompletionsConfig, {**MINIMAL[CompletionsConfig], "sampling": sampling}, "T")
+    assert config.sampling.max_tokens == 16
+    assert isinstance(config.sampling.max_tokens, int)
 
 
 def test_finds_every_problem_at_once() -> None:
@@ -212,7 +234,11 @@ def test_the_server_gets_what_the_section_says() -> None:
 
 
 scalars = st.one_of(
-    st.none(), st.booleans(), st.integers(-3, 70), st.floats(allow_nan=False), st.text(max_size=4)
+    st.none(),
+    st.booleans(),
+    st.integers(-3, 70),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.text(max_size=4),
 )
 values = st.recursive(
     scalars,
@@ -222,6 +248,15 @@ values = st.recursive(
     ),
     max_leaves=6,
 )
+
+
+def whole(value: Any) -> Any:
+    """The same with whole numbers as integers, as other languages may not tell them apart."""
+    if isinstance(value, dict):
+        return {k: whole(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [whole(v) for v in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 @settings(max_examples=500, deadline=None)

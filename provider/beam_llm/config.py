@@ -345,7 +345,7 @@ class ErrorHandling(Section, frozen=True):
         _meta(
             "Name of the output for failed rows: `element`, `msg`, `stack`.",
             example="failures",
-            min_length=1,
+            pattern=_FIELD_NAME,
         ),
     ]
 

@@ -91,7 +91,7 @@ class PipelineFile:
         try:
             self._root = yaml.compose(self.text, Loader=yaml.SafeLoader)
             self.spec: Any = yaml.safe_load(self.text)
-        except yaml.YAMLError as error:
+        except (yaml.YAMLError, ValueError, RecursionError) as error:  # such as a 13th month
             mark = getattr(error, "problem_mark", None)
             words = getattr(error, "problem", None) or str(error)
             raise PipelineFileError(self._located(mark, f"not YAML: {words}")) from None
@@ -108,7 +108,10 @@ class PipelineFile:
 
     def steps(self) -> Iterator[Step]:
         """Every transform, nested ones included."""
-        yield from _steps(self.spec["pipeline"], ())
+        try:
+            yield from _steps(self.spec["pipeline"], ())
+        except RecursionError:
+            raise PipelineFileError(f"{self.path}: error: transforms nest without end") from None
 
     def llm_configs(self) -> list[tuple[Step, LLMConfig]]:
         """Checks our transforms.
@@ -195,12 +198,19 @@ def _render(path: Path, template: str, variables: Mapping[str, Any]) -> str:
         undefined=jinja2.StrictUndefined, loader=jinja2.FileSystemLoader(folders)
     )
     try:
-        return environment.from_string(template).render(datetime=datetime, **variables)
+        return environment.from_string(template).render({"datetime": datetime, **variables})
     except jinja2.UndefinedError as error:
         name = re.search(r"'([^']*)' is undefined", str(error))
-        hint = f": give it with --var {name[1]}=VALUE" if name else ""
+        hint = (
+            f": give it with --var {name[1]}=VALUE, or write '{{{name[1]}}}' for a row's field"
+            if name
+            else ""
+        )
         raise PipelineFileError(f"{path}: error: {error}{hint}", 2) from None
     except jinja2.TemplateError as error:
         line = getattr(error, "lineno", None)
         place = f"{path}:{line}" if line else str(path)
         raise PipelineFileError(f"{place}: error: Jinja: {error}") from None
+    except Exception as error:  # an expression of the template may raise anything
+        words = f"{type(error).__name__}: {error}"
+        raise PipelineFileError(f"{path}: error: Jinja: {words}") from None

@@ -50,6 +50,8 @@ def as_text(value: Any) -> str:
     """
     if isinstance(value, str):
         return value
+    if hasattr(value, "tolist"):
+        value = value.tolist()  # numpy's
     if hasattr(value, "to_rfc3339"):
         return value.to_rfc3339()
     if isinstance(value, bool) or hasattr(value, "_asdict") or isinstance(value, list | Mapping):
@@ -86,8 +88,12 @@ def storable(value: Any) -> Any:
 
 
 def _is_null(value: Any) -> bool:
-    # Beam's CSV and JSON sources write what is missing as NaN.
-    return value is None or (isinstance(value, float) and math.isnan(value))
+    # Beam's CSV and JSON sources write what is missing as NaN, or as pandas' NaT.
+    if isinstance(value, str | int | bytes) or value is None:
+        return value is None
+    if isinstance(value, float):
+        return math.isnan(value)
+    return bool(value != value) if not hasattr(value, "__len__") else False
 
 
 class _Filled:
@@ -187,8 +193,8 @@ class Prompter:
         given: dict[str, Any] = {}
         for knob, column in self._per_row:
             value = getattr(row, column)
-            if hasattr(value, "item"):
-                value = value.item()  # numpy's, from Beam's CSV and JSON sources
+            if hasattr(value, "tolist"):
+                value = value.tolist()  # numpy's, from Beam's CSV and JSON sources
             if _is_null(value):
                 continue
             if isinstance(value, float) and value.is_integer() and knob in _INTEGERS:

@@ -65,8 +65,8 @@ class Template:
                     path + (f"!{conversion}" if conversion else "") + (f":{spec}" if spec else "")
                 )
                 raise TemplateError(
-                    f"'{{{shown}}}' is not a field: write '{{name}}' or '{{outer.inner}}', and a"
-                    " literal brace twice"
+                    f"'{{{shown}}}' is not a field: write '{{name}}' or '{{outer.inner}}' (rename"
+                    " other columns first, with MapToFields), and a literal brace twice"
                 )
             parts += [path, ""]
         return cls(text, tuple(parts))

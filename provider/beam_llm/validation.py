@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -98,9 +99,11 @@ def check(model: type[Model], raw: Any) -> tuple[list[Problem], Model | None]:
     errors = sorted(validator.iter_errors(data), key=lambda e: [str(s) for s in e.absolute_path])
     # A dict for a set in order: jsonschema reports "required" once for each missing key.
     problems = list(dict.fromkeys(p for error in errors for p in _explain(error)))
+    problems += _not_finite(data)
     if problems:
         return problems, None
-    config = msgspec.convert(data, model)
+    # JSON has no integers apart from numbers: 16.0 is one to the schema, and to other languages.
+    config = msgspec.convert(_integral(data), model)
     problems = list(_rules(config))
     return problems, None if problems else config
 
@@ -117,6 +120,25 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain(v) for v in cast("Sequence[Any]", value)]
     return value
+
+
+def _integral(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _integral(v) for k, v in cast("dict[str, Any]", value).items()}
+    if isinstance(value, list):
+        return [_integral(v) for v in cast("list[Any]", value)]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _not_finite(value: Any, path: Path = ()) -> Iterator[Problem]:
+    if isinstance(value, dict):
+        for key, inner in cast("dict[str, Any]", value).items():
+            yield from _not_finite(inner, (*path, key))
+    elif isinstance(value, list):
+        for i, inner in enumerate(cast("list[Any]", value)):
+            yield from _not_finite(inner, (*path, i))
+    elif isinstance(value, float) and not math.isfinite(value):
+        yield Problem(path, f"{value} is not a finite number")
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -182,7 +204,12 @@ def _explain(error: jsonschema.ValidationError) -> Iterator[Problem]:
                     doc = schema["properties"][key].get("description", "")
                     yield Problem((*path, key), f"required, and missing: {doc}")
         case "type":
-            yield Problem(path, f"{_shown(value)} is {_kind(value)}, not {_TYPE_NAMES[limit]}")
+            hint = ""
+            if limit == "string" and isinstance(value, dict):
+                hint = ": quote text that begins with a brace" if len(value) < 2 else ""  # pyright: ignore[reportUnknownArgumentType]
+            yield Problem(
+                path, f"{_shown(value)} is {_kind(value)}, not {_TYPE_NAMES[limit]}{hint}"
+            )
         case "minimum":
             yield Problem(path, f"{_shown(value)} is less than the minimum of {limit}")
         case "maximum":
@@ -255,11 +282,21 @@ def _json_rules(path: Path, text: str | None) -> Iterator[Problem]:
             )
 
 
+# Beam takes each of these for the main output of a transform with several.
+_MAIN_OUTPUTS = ("output", "good")
+
+
 def _llm_rules(config: LLMConfig) -> Iterator[Problem]:
     sampling = config.sampling
     yield from _exclusive(sampling, ("sampling",), "choices", "regex", "json_schema")
     yield from _json_rules(("sampling", "json_schema"), sampling.json_schema)
     yield from _json_rules(("sampling", "extra_body"), sampling.extra_body)
+
+    if config.error_handling is not None and config.error_handling.output in _MAIN_OUTPUTS:
+        yield Problem(
+            ("error_handling", "output"),
+            f"{_shown(config.error_handling.output)} names the main output: take another name",
+        )
 
     prefix = config.prefix_batching
     yield from _exclusive(prefix, ("prefix_batching",), "key_field", "key_fn")

@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 import msgspec
 from rich.console import Console
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -261,16 +262,14 @@ class _Display:
             for name, server in self._servers.items():
                 elapsed = time.monotonic() - server.since
                 if server.state == "ready":
-                    lines.append(
-                        f"[green]●[/] vLLM {name}: ready after {server.startup_secs:.0f} s"
-                    )
+                    lines.append(f"● vLLM {name}: ready after {server.startup_secs:.0f} s")
                 else:
                     doing = server.phase or server.state
-                    lines.append(f"[yellow]●[/] vLLM {name}: {doing} ({elapsed:.0f} s)")
+                    lines.append(f"○ vLLM {name}: {doing} ({elapsed:.0f} s)")
         rows = self._rows()
         if rows:
             lines.append(rows)
-        return Text.from_markup("\n".join(lines))
+        return Text("\n".join(lines))
 
     def _rows(self) -> str:
         counts = progress.totals()
@@ -380,7 +379,7 @@ def _show_summary(
             for name, n in counts.items()
             if name.startswith("rows_failed_") and n
         }
-        where = "; ".join(_destinations(pipeline_file, configs))
+        where = escape("; ".join(_destinations(pipeline_file, configs)))
         table.add_row(
             "failures",
             ", ".join(f"{n:,} {kind}" for kind, n in sorted(kinds.items()))
@@ -394,7 +393,7 @@ def _show_summary(
     for name, server in display.servers.items():
         if server.startup_secs is not None:
             again = f", restarted {server.restarts} times" if server.restarts else ""
-            table.add_row("server start", f"{server.startup_secs:.1f} s ({name}){again}")
+            table.add_row("server start", f"{server.startup_secs:.1f} s ({escape(name)}){again}")
     if totals.inference_secs:
         rate = counts["rows_done"] / totals.inference_secs
         table.add_row(
@@ -444,19 +443,20 @@ def _show_outputs(console: Console, pipeline_file: PipelineFile, preview: int) -
         pattern = str(step.config.get("path", ""))
         if step.type != "WriteToJson" or "://" in pattern or not pattern:
             continue
-        files = sorted(glob.glob(glob.escape(pattern) + "*"))
+        shards = re.compile(re.escape(pattern) + r"(-[^/]*)?-\d+-of-\d+")
+        files = [f for f in sorted(glob.glob(glob.escape(pattern) + "-*")) if shards.fullmatch(f)]
         rows = _json_rows(files, preview)
         if rows and preview > 0:
             console.print(_rows_table(step.name, rows))
         if files:
-            console.print(f"{step.name} wrote {', '.join(files)}")
+            console.print(f"{step.name} wrote {', '.join(files)}", markup=False)
 
 
 def _json_rows(files: Sequence[str], limit: int) -> list[dict[str, Any]]:
     """Rows from all over the files: their beginning may be all of one kind."""
     lines: list[bytes] = []
     for file in files:
-        with open(file, "rb") as stream:
+        with contextlib.suppress(OSError), open(file, "rb") as stream:
             lines += itertools.islice(stream, _MAX_PREVIEWED - len(lines))
     rows: list[dict[str, Any]] = []
     for line in lines[:: max(1, len(lines) // max(1, limit))][:limit]:
@@ -468,12 +468,12 @@ def _json_rows(files: Sequence[str], limit: int) -> list[dict[str, Any]]:
 
 
 def _rows_table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
-    table = Table(title=title, title_justify="left")
+    table = Table(title=Text(title), title_justify="left")
     cells = [[_cell(row.get(column)) for column in rows[0]] for row in rows]
     for column, *texts in zip(rows[0], *cells, strict=True):
         # Long columns give way to short ones.
         widest = max(map(len, (column, *texts)))
-        table.add_column(column, overflow="ellipsis", no_wrap=True, min_width=min(14, widest))
+        table.add_column(Text(column), overflow="ellipsis", no_wrap=True, min_width=min(14, widest))
     for texts in cells:
         table.add_row(*map(Text, texts))
     return table

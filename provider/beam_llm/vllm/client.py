@@ -324,7 +324,7 @@ class Client:
         return RequestError(
             "server_crash",
             f"the server crashed {_CRASHES_UNTIL_ALONE + 1} times with this prompt under way, the"
-            " last time with no other of this process",
+            " last time with no other of this step beside it",
             None,
             outcome.attempts,
         )
@@ -338,7 +338,8 @@ class Client:
             outcome, retry_after = await self._attempt(call, attempts)
             if isinstance(outcome, Reply) or retry_after is None:
                 return outcome
-            if outcome.kind == "connection":
+            # A vLLM whose engine has died says so with a 500 before it goes down.
+            if outcome.kind in ("connection", "server_error"):
                 now = await self._wait(endpoint)
                 if now.generation != endpoint.generation:
                     return _Crash(attempts)
@@ -486,6 +487,16 @@ def _retry_after(response: aiohttp.ClientResponse) -> float:
 
 _clients: weakref.WeakValueDictionary[Any, Client] = weakref.WeakValueDictionary()
 _clients_lock = threading.Lock()
+
+
+def _after_fork_in_child() -> None:
+    """Renews what another thread of the parent may have held."""
+    global _clients_lock, _loop_lock
+    _clients_lock, _loop_lock = threading.Lock(), threading.Lock()
+    _clients.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 @dataclass(frozen=True)

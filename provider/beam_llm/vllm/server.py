@@ -95,6 +95,8 @@ class VLLMServerSpec(msgspec.Struct, frozen=True, kw_only=True):
         for name, value in cast("Mapping[Any, Any]", self.env).items():
             if not isinstance(name, str) or not isinstance(value, str):
                 raise ValueError(f"env: {name!r}: {value!r} is not a string for a string")
+            if not name or "=" in name or "\0" in name + value:
+                raise ValueError(f"env: {name!r} is no variable: no empty name, '=' or NUL")
             if name == _API_KEY:
                 raise ValueError(f"env: {name} is not yours to set: {_OURS['api-key']}")
         if self.startup_timeout_secs <= 0:
@@ -133,6 +135,8 @@ def _check_args(args: tuple[Any, ...]) -> None:
         where = f"args[{position}]: {arg!r}"
         if not isinstance(arg, str):
             raise ValueError(f"{where} is {type(arg).__name__}, not a string: write {str(arg)!r}")
+        if "\0" in arg:
+            raise ValueError(f"{where} holds a NUL character")
         if reason := _OURS.get(_flag(arg)):
             raise ValueError(f"{where} is not yours to set: {reason}")
         if match := re.match(r"(--[\w.-]+)\s+(.*)", arg, re.DOTALL):
@@ -413,7 +417,8 @@ class _Link:
         except OSError:
             pass
         finally:
-            with self._changed, _fork_lock:
+            # In this order: a finalizer may want a link's lock where the other one is held.
+            with _fork_lock, self._changed:
                 self.socket = None
                 connection.close()
 

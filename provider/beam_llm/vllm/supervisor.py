@@ -354,6 +354,9 @@ class Supervisor:
                 env=env,
                 process_group=0,
             )
+        except (OSError, ValueError) as error:  # no memory to fork; arguments too long
+            os.close(read)
+            raise _Ended(f"vLLM cannot be started: {error}") from None
         finally:
             os.close(write)
         stream = asyncio.StreamReader()
