@@ -19,6 +19,7 @@ from beam_llm.config import (
     Sampling,
 )
 from beam_llm.templates import Template
+from beam_llm.validation import integral
 from beam_llm.vllm.client import Call
 from beam_llm.vllm.protocol import CHAT_PATH, COMPLETIONS_PATH
 
@@ -133,7 +134,6 @@ class Prompter:
     """Makes the request of a row, from a configuration."""
 
     def __init__(self, config: LLMConfig):
-        self._config = config
         self._static: dict[str, Any] = _request_fields(config.sampling)
         # A server of ours serves one model, whatever name it goes by.
         if config.server.endpoint is not None:
@@ -197,8 +197,7 @@ class Prompter:
                 value = value.tolist()  # numpy's, from Beam's CSV and JSON sources
             if _is_null(value):
                 continue
-            if isinstance(value, float) and value.is_integer() and knob in _INTEGERS:
-                value = int(value)  # a column with gaps is one of floats there
+            value = integral(value)  # a column with gaps is one of floats there
             try:
                 if knob in _LISTS and isinstance(value, str):
                     value = msgspec.json.decode(value)  # many formats have no lists
@@ -219,7 +218,6 @@ class Prompter:
 
 
 _CONSTRAINTS = ("choices", "regex", "json_schema")
-_INTEGERS = frozenset({"max_tokens", "min_tokens", "top_k", "seed"})
 _LISTS = frozenset({"stop", "choices"})
 _CONSTRAINT_FIELDS = frozenset({"structured_outputs", "response_format"})
 _SAMPLING_TYPES: dict[str, Any] = {

@@ -103,7 +103,7 @@ def check(model: type[Model], raw: Any) -> tuple[list[Problem], Model | None]:
     if problems:
         return problems, None
     # JSON has no integers apart from numbers: 16.0 is one to the schema, and to other languages.
-    config = msgspec.convert(_integral(data), model)
+    config = msgspec.convert(integral(data), model)
     problems = list(_rules(config))
     return problems, None if problems else config
 
@@ -122,11 +122,12 @@ def plain(value: Any) -> Any:
     return value
 
 
-def _integral(value: Any) -> Any:
+def integral(value: Any) -> Any:
+    """Gives the same value with whole floats as integers, inside lists and mappings as well."""
     if isinstance(value, dict):
-        return {k: _integral(v) for k, v in cast("dict[str, Any]", value).items()}
+        return {k: integral(v) for k, v in cast("dict[str, Any]", value).items()}
     if isinstance(value, list):
-        return [_integral(v) for v in cast("list[Any]", value)]
+        return [integral(v) for v in cast("list[Any]", value)]
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -163,13 +164,13 @@ _PATTERNS = {
 }
 
 
-_JSON_TYPES: dict[type, str] = {
-    bool: "boolean",
-    int: "integer",
-    float: "number",
-    str: "string",
-    dict: "object",
-    list: "array",
+_KINDS: dict[type, str] = {
+    bool: "a boolean",
+    int: "an integer",
+    float: "a number",
+    str: "a string",
+    dict: "a mapping",
+    list: "a list",
 }
 
 
@@ -179,10 +180,7 @@ def _shown(value: Any) -> str:
 
 
 def _kind(value: Any) -> str:
-    kind = _JSON_TYPES.get(type(value))
-    return {"boolean": "a boolean"}.get(
-        kind or "", _TYPE_NAMES.get(kind or "", type(value).__name__)
-    )
+    return _KINDS.get(type(value), type(value).__name__)
 
 
 def _explain(error: jsonschema.ValidationError) -> Iterator[Problem]:

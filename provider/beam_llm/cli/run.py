@@ -225,10 +225,8 @@ class _Display:
     """Progress: one live line for each server and one for the rows, or log lines."""
 
     def __init__(self, console: Console):
-        self._console = console
         self._servers: dict[str, _Server] = {}
         self._lock = threading.Lock()
-        self._began = time.monotonic()
         self._first_answer: float | None = None
         self._done = threading.Event()
         self._live: Live | None = None
@@ -332,7 +330,6 @@ class _Totals:
 
     counts: Counter[str]
     inference_secs: float | None
-    latency_ms: Any
 
     @classmethod
     def of(cls, result: Any) -> _Totals:
@@ -353,8 +350,7 @@ class _Totals:
             first = min(d.min for d in spread["request_started_unix_ms"])
             last = max(d.max for d in spread["request_ended_unix_ms"])
             inference = (last - first) / 1_000
-        latencies = spread.get("request_latency_ms", [])
-        return cls(counts, inference, latencies)
+        return cls(counts, inference)
 
 
 def _show_summary(
