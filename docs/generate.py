@@ -4,8 +4,8 @@
     python docs/generate.py --check   # writes nothing; exits 1 where a page would change
 
 A table stands between `<!-- generated NAME -->` and `<!-- /generated -->`. NAME is a section
-of the configuration (`Sampling`), a transform (`VLLMChat`: the knobs that only it has), or
-`shared` (the knobs that all transforms have).
+of the configuration (`Sampling`), a transform (`VLLMChat`: the knobs that are not shared), or
+`shared` (the knobs that all transforms have that ask a model).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from beam_llm.config import LLMConfig
 from beam_llm.registry import TRANSFORMS
 from beam_llm.schemas import json_schema
 
@@ -41,15 +42,17 @@ def _definitions() -> dict[str, dict[str, Any]]:
         for section, definition in schema["$defs"].items():
             found[section] = _in_order(definition)
         transforms[name] = found.pop(spec.config.__name__)
-    first, *others = transforms.values()
-    found["shared"] = {
+    asking = [n for n, spec in TRANSFORMS.items() if issubclass(spec.config, LLMConfig)]
+    first, *others = (transforms[name] for name in asking)
+    shared = {
         knob: rule
         for knob, rule in first.items()
         if all(other.get(knob) == rule for other in others)
     }
     for name, knobs in transforms.items():
-        found[name] = {k: rule for k, rule in knobs.items() if k not in found["shared"]}
-    return found
+        own = {k: rule for k, rule in knobs.items() if name not in asking or k not in shared}
+        found[name] = own
+    return {**found, "shared": shared}
 
 
 def _in_order(definition: dict[str, Any]) -> dict[str, Any]:

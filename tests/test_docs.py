@@ -27,6 +27,7 @@ ENDPOINT = "http://127.0.0.1:8000/v1"
 MINIMAL: dict[str, dict[str, Any]] = {
     "VLLMChat": {"model": "m", "messages": [{"role": "user", "content": "{text}"}]},
     "VLLMCompletions": {"model": "m", "prompt": "{text}"},
+    "BatchByPrefix": {"prompt": "{text}"},
 }
 
 

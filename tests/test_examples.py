@@ -24,10 +24,11 @@ JSON = "json_fields.yaml"
 STREAMING = "streaming.yaml"
 ON_ENDPOINT = "endpoint.yaml"
 QUICKSTART = "quickstart.yaml"
+WITHOUT_A_MODEL = "batches.yaml"
 PLAIN = sorted(
     path.name
     for path in EXAMPLES.glob("*.yaml")
-    if path.name not in (JSON, STREAMING, ON_ENDPOINT, QUICKSTART)
+    if path.name not in (JSON, STREAMING, ON_ENDPOINT, QUICKSTART, WITHOUT_A_MODEL)
 )
 
 pytestmark = pytest.mark.vllm
@@ -80,6 +81,12 @@ def test_dead_letters_are_beside_the_results(
     said = " ".join(done.stdout.split())
     assert "1 null_field, 1 refused → Ask.failures → " in said
     assert "DeadLetters (" in said
+
+
+def test_batches_alone() -> None:
+    done = run(f"yaml_examples/{WITHOUT_A_MODEL}")
+    assert done.returncode == 0, done.stderr
+    assert "server" not in done.stdout
 
 
 def test_endpoint(server: VLLMServer, tiny_model: str) -> None:

@@ -563,6 +563,45 @@ def test_sliding_windows_and_sessions(server: Any, prefix_batching: Any) -> None
 # Servers
 
 
+class Unbounded(beam.PTransform):
+    """Says that its input were unbounded, which is what decides how batches are made."""
+
+    def expand(self, pcoll: Any) -> Any:
+        result = pcoll | beam.Map(lambda row: row).with_output_types(pcoll.element_type)
+        result.is_bounded = False
+        return result
+
+
+@pytest.mark.parametrize(
+    ("least", "smallest"), [(1, 1), (16, 4)], ids=["from one row", "of a fixed size"]
+)
+def test_batches_of_a_stream_grow_by_what_requests_take(
+    server: Any, least: int, smallest: int
+) -> None:
+    server["env"]["STANDIN_LATENCY_SECS"] = "0.01"  # whatever the size: large batches pay
+    p = pipeline()
+    rows = p | beam.Create([Ticket(i, "a", f"{i}") for i in range(500)]).with_output_types(Ticket)
+    answered = (
+        rows
+        | Unbounded()
+        | completions(
+            server,
+            prefix_batching={"key_field": "team", "num_shards": 1},
+            batching={"min_batch_size": least, "max_batch_size": 16},
+            requests={"max_in_flight": 8},
+        )
+    )
+    assert_that(answered | beam.Map(lambda row: row.id), equal_to(range(500)))
+    result = p.run()
+    (sizes,) = [
+        metric.result
+        for metric in result.metrics().query(MetricsFilter().with_name("batch_size"))[
+            "distributions"
+        ]
+    ]
+    assert (sizes.sum, sizes.min, sizes.max) == (500, smallest, 16)
+
+
 def test_two_steps_share_one_server_and_details_need_a_prefix(server: Any, tmp_path: Path) -> None:
     p = pipeline()
     first = p | tickets("a", "b") | "First" >> completions(server)
@@ -584,7 +623,8 @@ def test_nothing_is_left_running_after_the_pipeline(server: Any) -> None:
     left = [
         process
         for process in psutil.process_iter()
-        if process.is_running() and "STANDIN_LOG" in _environment(process)
+        if process.is_running()
+        and _environment(process).get("STANDIN_LOG") == server["env"]["STANDIN_LOG"]
     ]
     psutil.wait_procs(left, timeout=20)
     assert [process for process in left if process.is_running()] == []

@@ -6,10 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from beam_llm.config import ChatConfig, CompletionsConfig, LLMConfig, Sampling
+from beam_llm.config import (
+    BatchByPrefixConfig,
+    ChatConfig,
+    CompletionsConfig,
+    LLMConfig,
+    Sampling,
+)
 from beam_llm.registry import TRANSFORMS
 from beam_llm.schemas import json_schema
-from beam_llm.validation import ConfigError, check, load, server_spec
+from beam_llm.validation import ConfigError, check, integral, load, server_spec
 
 MINIMAL: dict[type[LLMConfig], dict[str, Any]] = {
     ChatConfig: {"model": "m", "messages": [{"role": "user", "content": "{text}"}]},
@@ -29,6 +35,28 @@ def test_minimal_configurations_take_the_defaults(model: type[LLMConfig]) -> Non
     assert config.requests.max_in_flight == 64
     assert config.prefix_batching.mode == "fixed"
     assert config.error_handling is None
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({}, "prompt: required, unless prefix_batching has a key_field or key_fn"),
+        ({"prompt": ""}, 'prompt: "" is too short: at least 1 character'),
+        ({"prompt": "{"}, "prompt: Single '{' encountered"),
+        (
+            {"prompt": "{a}", "prefix_batching": {"mode": "none"}},
+            'prefix_batching.mode: "none" would leave nothing to batch by',
+        ),
+        (
+            {"prefix_batching": {"key_field": "a"}, "batching": {"weight": "tokens"}},
+            'batching.weight: "tokens" needs the prompt whose tokens they are',
+        ),
+        ({"prompt": "{a}", "model": "m"}, "model: unknown key"),
+    ],
+)
+def test_batching_alone_needs_something_to_batch_by(config: Any, expected: str) -> None:
+    (problem,), _ = check(BatchByPrefixConfig, config)
+    assert str(problem).startswith(expected)
 
 
 def test_null_and_empty_mean_the_default() -> None:
@@ -54,6 +82,10 @@ def test_null_and_empty_mean_the_default() -> None:
         (
             {"sampling": {"max_tokens": True}},
             "sampling.max_tokens: true is a boolean, not an integer",
+        ),
+        (
+            {"batching": {"min_batch_size": 9, "max_batch_size": 8}},
+            "batching.min_batch_size: 9 is greater than max_batch_size, 8",
         ),
         ({"sampling": {"top_p": 0}}, "sampling.top_p: 0 is not greater than 0"),
         ({"sampling": {"min_p": 2}}, "sampling.min_p: 2 is greater than the maximum of 1"),
@@ -250,22 +282,14 @@ values = st.recursive(
 )
 
 
-def whole(value: Any) -> Any:
-    """The same with whole numbers as integers, as other languages may not tell them apart."""
-    if isinstance(value, dict):
-        return {k: whole(v) for k, v in value.items()}
-    if isinstance(value, list):
-        return [whole(v) for v in value]
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
 @settings(max_examples=500, deadline=None)
 @given(st.dictionaries(st.sampled_from(Sampling.__struct_fields__), values, max_size=4))
 def test_the_schema_and_the_model_agree(sampling: dict[str, Any]) -> None:
     knobs = {**MINIMAL[CompletionsConfig], "sampling": sampling}
     found, config = check(CompletionsConfig, knobs)
     try:
-        converted = msgspec.convert({k: v for k, v in sampling.items() if v is not None}, Sampling)
+        given = {k: integral(v) for k, v in sampling.items() if v is not None}
+        converted = msgspec.convert(given, Sampling)
     except msgspec.ValidationError:
         assert found
     else:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from beam_llm.prefixes import ChatPrefixKeyFn as ChatPrefixKeyFn
     from beam_llm.prefixes import PrefixBatchingConfig as PrefixBatchingConfig
     from beam_llm.prefixes import PromptPrefixKeyFn as PromptPrefixKeyFn
+    from beam_llm.transforms import BatchByPrefix as BatchByPrefix
     from beam_llm.transforms import VLLMChat as VLLMChat
     from beam_llm.transforms import VLLMCompletions as VLLMCompletions
     from beam_llm.validation import ConfigError as ConfigError
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from beam_llm.vllm.handlers import VLLMCompletionsModelHandler as VLLMCompletionsModelHandler
 
 _HOMES = {
+    "BatchByPrefix": "transforms",
     "BatchElements": "batching",
     "ChatPrefixKeyFn": "prefixes",
     "ConfigError": "validation",

@@ -17,8 +17,20 @@ from apache_beam.utils.shared import Shared
 
 from beam_llm.keys import encode_key
 
-Estimator: Any = util._BatchSizeEstimator  # pyright: ignore[reportPrivateUsage]
-"""Beam's `_BatchSizeEstimator`."""
+_BeamEstimator: Any = util._BatchSizeEstimator  # pyright: ignore[reportPrivateUsage]
+
+
+class Estimator(_BeamEstimator):
+    """Beam's `_BatchSizeEstimator`, also for keys of which few sizes were seen."""
+
+    @staticmethod
+    def linear_regression(xs: Any, ys: Any) -> tuple[float, float]:
+        """Fits `ys = a + b * xs`. Returns a and b."""
+        # Of two sizes, Beam's dropping of outliers can leave one, which makes no line.
+        few = len(set(xs)) < 3
+        fit = _BeamEstimator.linear_regression_no_numpy if few else _BeamEstimator.linear_regression
+        return fit(xs, ys)
+
 
 # Keys whose sizes a process remembers. An estimator keeps up to 100 timings, 11 kB.
 _MAX_KEYS = 1024

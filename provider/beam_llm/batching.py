@@ -323,9 +323,10 @@ class BatchByKey(beam.PTransform):
         num_shards: Random sub-keys per key in unbounded input, as in `BatchElements`.
         reshuffle: Whether to spread the batches of bounded input over the workers, which
             costs a shuffle. Without it all batches of a key are made on one worker.
-        min_batch_size: Lets the sizes in unbounded input grow from here, per key, by the
-            `latencies` reported. None for `max_batch_size` at once.
-        latencies: Where a later step reports what batches took; only with `min_batch_size`.
+        min_batch_size: Lets the sizes in unbounded input grow from here, per key, by the time
+            that the steps fused after this one take. None for `max_batch_size` at once.
+        latencies: Where a later step reports what batches took, to learn from that instead;
+            only with `min_batch_size`.
 
     Raises:
         TypeError: A parameter is of the wrong type.
@@ -358,10 +359,10 @@ class BatchByKey(beam.PTransform):
                 f"element_size_fn: {element_size_fn!r} needs max_batch_weight; allowed without "
                 "it: None"
             )
-        if (min_batch_size is None) != (latencies is None):
+        if latencies is not None and min_batch_size is None:
             raise ValueError(
-                f"min_batch_size: {min_batch_size!r} and latencies: {latencies!r} go together; "
-                "allowed: both or neither"
+                f"latencies: {latencies!r} needs min_batch_size, from which the sizes grow; "
+                "allowed without it: None"
             )
         if min_batch_size is None:
             min_batch_size = max_batch_size

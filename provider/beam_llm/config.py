@@ -248,6 +248,18 @@ class PrefixBatching(Section, frozen=True):
 class Batching(Section, frozen=True):
     """How large a batch gets and how long a row waits for one."""
 
+    min_batch_size: Annotated[
+        int,
+        _meta(
+            "In streaming, the batches of a key grow from this size towards `max_batch_size`, by"
+            " the time that they take; with both equal the size is fixed. Batch pipelines split"
+            " a key only above `max_batch_size`.",
+            example=8,
+            unit="rows",
+            ge=1,
+            le=100_000,
+        ),
+    ] = 1
     max_batch_size: Annotated[
         int, _meta("Most rows of one batch.", example=64, unit="rows", ge=1, le=100_000)
     ] = 64
@@ -368,7 +380,19 @@ def default_identifier(
     return "beam-llm-" + hashlib.sha256(material).hexdigest()[:16]
 
 
-class LLMConfig(Section, frozen=True, kw_only=True):
+class KeyedConfig(Section, frozen=True, kw_only=True):
+    """What all transforms share that batch rows by key."""
+
+    prefix_batching: Annotated[PrefixBatching, _meta("Which rows share a batch.")] = (
+        PrefixBatching()
+    )
+    batching: Annotated[Batching, _meta("How large batches get.")] = Batching()
+    error_handling: Annotated[
+        ErrorHandling | None, _meta("What becomes of failed rows; absent, one fails the pipeline.")
+    ] = None
+
+
+class LLMConfig(KeyedConfig, frozen=True, kw_only=True):
     """What all language-model transforms share."""
 
     model: Annotated[
@@ -403,15 +427,8 @@ class LLMConfig(Section, frozen=True, kw_only=True):
     sampling: Annotated[Sampling, _meta("How the reply is generated.")] = Sampling()
     per_row: Annotated[PerRow, _meta("Sampling knobs taken from columns.")] = PerRow()  # pyright: ignore[reportInvalidTypeForm]
     requests: Annotated[Requests, _meta("How requests are sent.")] = Requests()
-    prefix_batching: Annotated[PrefixBatching, _meta("Which rows share a batch.")] = (
-        PrefixBatching()
-    )
-    batching: Annotated[Batching, _meta("How large batches get.")] = Batching()
     server: Annotated[Server, _meta("The model server.")] = Server()
     resource_hints: Annotated[ResourceHints, _meta("What the workers need.")] = ResourceHints()
-    error_handling: Annotated[
-        ErrorHandling | None, _meta("What becomes of failed rows; absent, one fails the pipeline.")
-    ] = None
 
     @property
     def identifier(self) -> str:
@@ -452,3 +469,16 @@ class ChatConfig(LLMConfig, frozen=True, kw_only=True):
             min_length=1,
         ),
     ]
+
+
+class BatchByPrefixConfig(KeyedConfig, frozen=True, kw_only=True):
+    """Groups rows that share a prompt prefix, or another key, into batches."""
+
+    prompt: Annotated[
+        Annotated[str, Meta(min_length=1)] | None,
+        _meta(
+            "The prompt whose start is the key, with `{field}` placeholders; needed unless"
+            " `prefix_batching` has a `key_field` or `key_fn`. Literal braces are doubled.",
+            example="{guide}\n\n{text}",
+        ),
+    ] = None

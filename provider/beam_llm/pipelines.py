@@ -117,7 +117,7 @@ class PipelineFile:
         """Checks our transforms.
 
         Returns:
-          Each with its configuration.
+          Each that asks a model, with its configuration.
 
         Raises:
           PipelineFileError: Some are wrong; every problem is in the message.
@@ -132,7 +132,7 @@ class PipelineFile:
             for problem in problems:
                 path = (*step.path, "config", *problem.path)
                 lines.append(self._located(self._mark(path), f"{dotted(path)}: {problem.message}"))
-            if config is not None:
+            if isinstance(config, LLMConfig):
                 found.append((step, config))
         if lines:
             raise PipelineFileError("\n".join(lines))

@@ -6,7 +6,7 @@ import importlib
 from dataclasses import dataclass
 from typing import Any
 
-from beam_llm.config import ChatConfig, CompletionsConfig, LLMConfig
+from beam_llm.config import BatchByPrefixConfig, ChatConfig, CompletionsConfig, KeyedConfig
 
 
 @dataclass(frozen=True)
@@ -18,12 +18,17 @@ class TransformSpec:
       urn: Schema-transform URN, for other languages.
       config: Model of its configuration.
       builder: ``module:class`` of the Beam transform, imported when it is needed.
+      inputs: Names of the input collections of rows.
+      outputs: Names of the output collections of rows. With ``error_handling`` there is one
+        more, of the name given there.
     """
 
     name: str
     urn: str
-    config: type[LLMConfig]
+    config: type[KeyedConfig]
     builder: str
+    inputs: tuple[str, ...] = ("input",)
+    outputs: tuple[str, ...] = ("output",)
 
     @property
     def doc(self) -> str:
@@ -50,6 +55,12 @@ TRANSFORMS = {
             "beam:schematransform:beam_llm:vllm_chat:v1",
             ChatConfig,
             "beam_llm.transforms:VLLMChat",
+        ),
+        TransformSpec(
+            "BatchByPrefix",
+            "beam:schematransform:beam_llm:batch_by_prefix:v1",
+            BatchByPrefixConfig,
+            "beam_llm.transforms:BatchByPrefix",
         ),
     )
 }

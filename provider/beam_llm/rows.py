@@ -13,8 +13,10 @@ import msgspec
 
 from beam_llm.config import (
     PER_ROW_KNOBS,
+    BatchByPrefixConfig,
     ChatConfig,
     CompletionsConfig,
+    KeyedConfig,
     LLMConfig,
     Sampling,
 )
@@ -130,10 +132,56 @@ class _Filled:
         return text
 
 
-class Prompter:
+Prompt = str | list[dict[str, str]]
+
+
+class Prompts:
+    """Fills the templates of a configuration."""
+
+    def __init__(self, config: KeyedConfig):
+        self._roles: list[str] | None = None
+        texts: list[str] = []
+        if isinstance(config, ChatConfig):
+            texts = [message.content for message in config.messages]
+            self._roles = [message.role for message in config.messages]
+        elif isinstance(config, CompletionsConfig | BatchByPrefixConfig):
+            texts = [] if config.prompt is None else [config.prompt]
+        else:
+            raise TypeError(f"no prompt in a {type(config).__name__}")
+        self._texts = [_Filled(text) for text in texts]
+
+    @property
+    def templates(self) -> list[Template]:
+        """The templates, in the order of the prompt."""
+        return [text.template for text in self._texts]
+
+    def prompt(self, row: Any) -> Prompt:
+        """Fills the templates: the prompt, or the conversation as OpenAI's messages.
+
+        Raises:
+          RowError: The row has a null or unusable field.
+        """
+        if self._roles is None:
+            return self._texts[0](row) if self._texts else ""
+        return [
+            {"role": role, "content": text(row)}
+            for role, text in zip(self._roles, self._texts, strict=True)
+        ]
+
+    def check(self, row: Any) -> Prompt:
+        """Gives the prompt of a row of which more can be made than a prompt.
+
+        Raises:
+          RowError: Something the row needs for that is missing or out of bounds.
+        """
+        return self.prompt(row)
+
+
+class Prompter(Prompts):
     """Makes the request of a row, from a configuration."""
 
     def __init__(self, config: LLMConfig):
+        super().__init__(config)
         self._static: dict[str, Any] = _request_fields(config.sampling)
         # A server of ours serves one model, whatever name it goes by.
         if config.server.endpoint is not None:
@@ -143,35 +191,31 @@ class Prompter:
             for knob in PER_ROW_KNOBS
             if (column := getattr(config.per_row, knob)) is not None
         ]
-        if isinstance(config, ChatConfig):
-            self._path = CHAT_PATH
-            self._texts = [_Filled(message.content) for message in config.messages]
-            self._roles = [message.role for message in config.messages]
-        elif isinstance(config, CompletionsConfig):
-            self._path = COMPLETIONS_PATH
-            self._texts = [_Filled(config.prompt)]
-        else:
-            raise TypeError(f"no prompt in a {type(config).__name__}")
+        self._path, self._name = (
+            (COMPLETIONS_PATH, "prompt") if self._roles is None else (CHAT_PATH, "messages")
+        )
 
-    @property
-    def templates(self) -> list[Template]:
-        """The templates, in the order of the prompt."""
-        return [text.template for text in self._texts]
-
-    def prompt(self, row: Any) -> str | list[dict[str, str]]:
+    def prompt(self, row: Any) -> Prompt:
         """Fills the templates: the prompt, or the conversation as OpenAI's messages.
 
         Raises:
           RowError: The row has a null or unusable field, or the prompt is empty.
         """
-        texts = [text(row) for text in self._texts]
-        if self._path == COMPLETIONS_PATH:
-            if not texts[0]:
-                raise RowError("empty_prompt", "the prompt is empty")
-            return texts[0]
-        return [
-            {"role": role, "content": text} for role, text in zip(self._roles, texts, strict=True)
-        ]
+        prompt = super().prompt(row)
+        if not prompt:
+            raise RowError("empty_prompt", "the prompt is empty")
+        return prompt
+
+    def check(self, row: Any) -> Prompt:
+        """Gives the prompt of a row that makes a request.
+
+        Raises:
+          RowError: The row makes no prompt, or a per-row value is out of bounds.
+        """
+        prompt = self.prompt(row)
+        if self._per_row:
+            self._row_sampling(row)
+        return prompt
 
     def call(self, row: Any) -> Call:
         """Makes the request of a row.
@@ -179,8 +223,7 @@ class Prompter:
         Raises:
           RowError: The row makes no prompt, or a per-row value is out of bounds.
         """
-        prompt = self.prompt(row)
-        body = {("messages" if self._path == CHAT_PATH else "prompt"): prompt, **self._static}
+        body = {self._name: self.prompt(row), **self._static}
         if self._per_row:
             fields = self._row_sampling(row)
             if not _CONSTRAINT_FIELDS.isdisjoint(fields):
@@ -248,7 +291,7 @@ def _request_fields(sampling: Sampling) -> dict[str, Any]:
     return fields
 
 
-def token_estimate(prompt: str | list[dict[str, str]]) -> int:
+def token_estimate(prompt: Prompt) -> int:
     """Estimates a prompt's tokens as a quarter of its UTF-8 bytes, at least 1.
 
     English text has about four bytes a token in the vocabularies of current models; a

@@ -15,6 +15,7 @@ def json_schema(model: type[Section]) -> dict[str, Any]:
     """Gives the JSON Schema (draft 2020-12) of a configuration model.
 
     Absent means the default, so no knob admits null: each property has one plain type.
+    Required knobs come first.
 
     Args:
       model: A model of ``beam_llm.config``.
@@ -25,6 +26,8 @@ def json_schema(model: type[Section]) -> dict[str, Any]:
     schema = msgspec.json.schema(model)
     for definition in schema["$defs"].values():
         required = set(definition.get("required", ()))
+        knobs = definition["properties"]
+        definition["properties"] = dict(sorted(knobs.items(), key=lambda k: k[0] not in required))
         for name, knob in definition["properties"].items():
             options = knob.pop("anyOf", None)
             if options is not None:

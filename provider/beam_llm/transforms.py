@@ -8,12 +8,9 @@ its own window.
 from __future__ import annotations
 
 import importlib
-import inspect
 import logging
 import queue
-import types
-import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any, Optional
 
 import apache_beam as beam
@@ -26,18 +23,26 @@ from apache_beam.utils.timestamp import Timestamp
 from apache_beam.utils.windowed_value import WindowedValue
 
 from beam_llm import validation
-from beam_llm.batching import BatchByKey
-from beam_llm.config import PER_ROW_KNOBS, ChatConfig, CompletionsConfig, LLMConfig, Section
+from beam_llm.batching import BatchByKey, BatchLatencies
+from beam_llm.config import (
+    PER_ROW_KNOBS,
+    BatchByPrefixConfig,
+    ChatConfig,
+    CompletionsConfig,
+    KeyedConfig,
+    LLMConfig,
+)
 from beam_llm.keys import encode_key
 from beam_llm.metrics import StepMetrics
 from beam_llm.prefixes import ChatPrefixKeyFn, PromptPrefixKeyFn
-from beam_llm.rows import Prompter, RowError, storable, token_estimate
+from beam_llm.rows import Prompt, Prompter, Prompts, RowError, storable, token_estimate
+from beam_llm.signatures import describe, plain_type
 from beam_llm.vllm.client import Client, Reply, RequestError, ServerSettings, Submission
 
 _LOGGER = logging.getLogger("beam_llm")
 _FAILED = "failed"
 
-KeyFn = Callable[[Any], Any]
+KeyFn = Callable[[Any, Prompt], Any]  # of a row and the prompt made from it
 Fields = Sequence[tuple[str, Any]]
 
 
@@ -45,19 +50,51 @@ class RowFailedError(Exception):
     """A row failed, and the step has no error output to take it."""
 
 
-class _LLMTransform(beam.PTransform):
-    """What the language-model transforms share."""
+class _RowTransform(beam.PTransform):
+    """What all row transforms share."""
 
-    config_model: type[LLMConfig]
+    config_model: type[KeyedConfig]
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        _describe(cls)
+        if "config_model" in vars(cls):
+            describe(cls, cls.config_model)
 
     def __init__(self, **config: Any):
         super().__init__()
         self._name = type(self).__name__
-        self._config = validation.load(self.config_model, config, self._name)
+        self._config: Any = validation.load(self.config_model, config, self._name)
+        self._fail = _FailureMaker(self._name, self._config.error_handling is not None)
+
+    def _keyed(self, rows: Any, key_fn: KeyFn | None, prompts: Prompts) -> Any:
+        """Gives rows with their keys, and the failures of those that have none."""
+        keyed, unkeyable = rows | "Key" >> beam.ParDo(
+            _Key(key_fn, prompts, self._fail)
+        ).with_outputs(_FAILED, main="keyed")
+        # Else rows would be pickled on their way through the shuffle.
+        fields = _row_fields(rows.element_type, self._name)
+        keyed.element_type = typehints.Tuple[_key_type(self._config, fields), rows.element_type]
+        return keyed, unkeyable
+
+    def _outputs(self, rows: Any, good: Any, fields: Fields, failed: list[Any]) -> Any:
+        """Gives the outputs, typed: rows of these fields, and failed rows where asked for."""
+        good = good | "Good" >> beam.Map(_same).with_output_types(_row_type(fields))
+        if self._config.error_handling is None:
+            return good
+        bad = failed[0] if len(failed) == 1 else tuple(failed) | "AllFailed" >> beam.Flatten()
+        bad = bad | "Failed" >> beam.Map(_same).with_output_types(
+            _row_type([("element", rows.element_type), ("msg", str), ("stack", str)])
+        )
+        return {"output": good, self._config.error_handling.output: bad}
+
+
+class _LLMTransform(_RowTransform):
+    """What the language-model transforms share."""
+
+    _config: LLMConfig
+
+    def __init__(self, **config: Any):
+        super().__init__(**config)
         hints = {
             hint: value
             for hint, value in msgspec.structs.asdict(self._config.resource_hints).items()
@@ -76,11 +113,18 @@ class _LLMTransform(beam.PTransform):
         fields = _row_fields(rows.element_type, self._name)
         prompter = Prompter(self._config)
         _check_fields(self._config, prompter, fields, self._name)
-        fail = _FailureMaker(self._name, self._config.error_handling is not None)
 
-        key_fn = _key_fn(self._config, prompter, self._name)
+        key_fn = _key_fn(self._config, self._name)
+        if isinstance(key_fn, _PromptKey) and not key_fn.varies(prompter):
+            _LOGGER.info(
+                "no field within the first %d characters of the prompt: every row shares that"
+                " prefix already, so rows are not keyed",
+                self._config.prefix_batching.prefix_char_len,
+            )
+            key_fn = None
         mergeable = not isinstance(rows.windowing.windowfn, NonMergingWindowFn)
-        unkeyable = None
+        latencies = None
+        unkeyable: list[Any] = []
         if mergeable and key_fn is not None:
             _LOGGER.info(
                 "%s: rows in session windows are not batched, and so not keyed", self.label
@@ -90,29 +134,16 @@ class _LLMTransform(beam.PTransform):
             # state would see the windows of a session before they are merged.
             batches = rows | "Alone" >> beam.ParDo(_Alone())
         else:
-            keyed, unkeyable = rows | "Key" >> beam.ParDo(
-                _Key(key_fn, prompter, fail)
-            ).with_outputs(_FAILED, main="keyed")
-            # Else rows would be pickled on their way through the shuffle.
-            keyed.element_type = typehints.Tuple[typehints.Any, rows.element_type]
-            batches = keyed | "Batch" >> _batcher(self._config, prompter)
+            # Requests overlap, so that their time tells more than that of the step.
+            latencies = None if rows.is_bounded else BatchLatencies()
+            keyed, *unkeyable = self._keyed(rows, key_fn, prompter)
+            batches = keyed | "Batch" >> _batcher(self._config, prompter, latencies)
 
         answered, failed = batches | "Ask" >> beam.ParDo(
-            _Ask(self._config, prompter, [name for name, _ in fields], fail)
+            _Ask(self._config, prompter, [name for name, _ in fields], self._fail, latencies)
         ).with_outputs(_FAILED, main="answered")
-        answered = answered | "Answered" >> beam.Map(_same).with_output_types(
-            RowTypeConstraint.from_fields([*fields, *_output_fields(self._config)])
-        )
-        if self._config.error_handling is None:
-            return answered
-        if unkeyable is not None:
-            failed = (failed, unkeyable) | "AllFailed" >> beam.Flatten()
-        failed = failed | "Failed" >> beam.Map(_same).with_output_types(
-            RowTypeConstraint.from_fields(
-                [("element", rows.element_type), ("msg", str), ("stack", str)]
-            )
-        )
-        return {"output": answered, self._config.error_handling.output: failed}
+        output = [*fields, *_output_fields(self._config)]
+        return self._outputs(rows, answered, output, [failed, *unkeyable])
 
 
 def _row_type(fields: Sequence[tuple[str, Any]]) -> RowTypeConstraint:
@@ -167,7 +198,7 @@ def _row_fields(element_type: Any, name: str) -> Fields:
     return _fields_of(row_type)
 
 
-def _check_fields(config: LLMConfig, prompter: Prompter, fields: Fields, name: str) -> None:
+def _check_fields(config: KeyedConfig, prompts: Prompts, fields: Fields, name: str) -> None:
     """Checks what the configuration says of fields against those of the input."""
     known = dict(fields)
     problems: list[validation.Problem] = []
@@ -180,7 +211,7 @@ def _check_fields(config: LLMConfig, prompter: Prompter, fields: Fields, name: s
             words = f"'{field}' is not there: '{field.rpartition('.')[0]}' is no nested row"
         problems.append(validation.Problem(path, words))
 
-    for place, template in zip(_template_places(config), prompter.templates, strict=True):
+    for place, template in zip(_template_places(config), prompts.templates, strict=True):
         for path in dict.fromkeys(template.fields):
             at, kind = fields, None
             for step in path.split("."):
@@ -191,20 +222,28 @@ def _check_fields(config: LLMConfig, prompter: Prompter, fields: Fields, name: s
                 nested = _nested_type(kind)
                 at = _fields_of(nested) if nested is not None else []
             else:
-                if _plain_type(kind) is bytes:
+                if plain_type(kind) is bytes:
                     problems.append(
                         validation.Problem(
                             place, f"field '{path}' holds bytes: decode it to text first"
                         )
                     )
-    for knob in PER_ROW_KNOBS:
-        column = getattr(config.per_row, knob)
-        if column is not None and column not in known:
-            unknown(("per_row", knob), column, list(known))
     key_field = config.prefix_batching.key_field
     if key_field is not None and key_field not in known:
         unknown(("prefix_batching", "key_field"), key_field, list(known))
 
+    if isinstance(config, LLMConfig):
+        for knob in PER_ROW_KNOBS:
+            column = getattr(config.per_row, knob)
+            if column is not None and column not in known:
+                unknown(("per_row", knob), column, list(known))
+        problems += _clashes(config, known)
+    if problems:
+        raise validation.ConfigError(name, list(dict.fromkeys(problems)))
+
+
+def _clashes(config: LLMConfig, known: Container[str]) -> Iterator[validation.Problem]:
+    """Finds output columns that are there already."""
     outputs = [field for field, _ in _output_fields(config)]
     for field in outputs:
         clash = "the input" if field in known else None
@@ -213,28 +252,19 @@ def _check_fields(config: LLMConfig, prompter: Prompter, fields: Fields, name: s
         if clash:
             knob = "output_field" if field == config.output_field else "details_prefix"
             remedy = "another name" if knob == "output_field" else "a prefix, such as 'second_'"
-            problems.append(
-                validation.Problem((knob,), f"{clash} already has a field '{field}': give {remedy}")
+            yield validation.Problem(
+                (knob,), f"{clash} already has a field '{field}': give {remedy}"
             )
-    if problems:
-        raise validation.ConfigError(name, list(dict.fromkeys(problems)))
 
 
-def _template_places(config: LLMConfig) -> list[validation.Path]:
+def _template_places(config: KeyedConfig) -> list[validation.Path]:
     if isinstance(config, ChatConfig):
         return [("messages", i, "content") for i in range(len(config.messages))]
-    return [("prompt",)]
-
-
-def _plain_type(kind: Any) -> Any:
-    """The type without its ``Optional``."""
-    arguments = [a for a in typing.get_args(kind) if a is not type(None)]
-    union = typing.get_origin(kind) in (typing.Union, types.UnionType)
-    return arguments[0] if union and len(arguments) == 1 else kind
+    return [("prompt",)] if getattr(config, "prompt", None) is not None else []
 
 
 def _nested_type(kind: Any) -> RowTypeConstraint | None:
-    plain = _plain_type(kind)
+    plain = plain_type(kind)
     return (
         plain if isinstance(plain, RowTypeConstraint) else RowTypeConstraint.from_user_type(plain)
     )
@@ -243,30 +273,31 @@ def _nested_type(kind: Any) -> RowTypeConstraint | None:
 # Keys and batches
 
 
-def _key_fn(config: LLMConfig, prompter: Prompter, name: str) -> KeyFn | None:
-    """Gives what keys a row, or None when every row has the same key."""
+def _key_fn(config: KeyedConfig, name: str) -> KeyFn | None:
+    """Gives what keys a row, or None when nothing does."""
     batching = config.prefix_batching
     if batching.mode == "none":
         return None
     if batching.key_field is not None:
         return _FieldKey(batching.key_field)
     if batching.key_fn is not None:
-        return _imported(batching.key_fn, name)
+        return _OwnKey(_imported(batching.key_fn, name))
     delimiters = batching.prefix_delimiters
     extractor: Any = (ChatPrefixKeyFn if isinstance(config, ChatConfig) else PromptPrefixKeyFn)(
         batching.prefix_char_len, *(() if delimiters is None else (delimiters,))
     )
-    if not prompter.templates[0].varies_within(batching.prefix_char_len, extractor.delimiters):
-        _LOGGER.info(
-            "no field within the first %d characters of the prompt: every row shares that prefix"
-            " already, so rows are not keyed",
-            batching.prefix_char_len,
-        )
-        return None
-    return _PromptKey(prompter, extractor)
+    return _PromptKey(extractor, batching.prefix_char_len)
 
 
-def _imported(path: str, name: str) -> KeyFn:
+def _key_type(config: KeyedConfig, fields: Fields) -> Any:
+    """The type of the keys, as far as it is known."""
+    batching = config.prefix_batching
+    if batching.key_field is not None:
+        return dict(fields)[batching.key_field]
+    return typehints.Any if batching.key_fn is not None else Optional[str]
+
+
+def _imported(path: str, name: str) -> Callable[[Any], Any]:
     module, _, attributes = path.partition(":")
     wrong = None
     found: Any = None
@@ -288,35 +319,53 @@ class _FieldKey:
     def __init__(self, field: str):
         self._field = field
 
-    def __call__(self, row: Any) -> Any:
+    def __call__(self, row: Any, prompt: Prompt) -> Any:
         return getattr(row, self._field)
 
     def __repr__(self) -> str:
         return f"key_field {self._field}"
 
 
+class _OwnKey:
+    def __init__(self, function: Callable[[Any], Any]):
+        self._function = function
+
+    def __call__(self, row: Any, prompt: Prompt) -> Any:
+        return self._function(row)
+
+    def __repr__(self) -> str:
+        return repr(self._function)
+
+
 class _PromptKey:
-    def __init__(self, prompter: Prompter, extractor: KeyFn):
-        self._prompter = prompter
+    def __init__(self, extractor: Any, char_len: int):
         self._extractor = extractor
+        self._char_len = char_len
 
-    def __call__(self, row: Any) -> Any:
-        return self._extractor(self._prompter.prompt(row))
+    def __call__(self, row: Any, prompt: Prompt) -> Any:
+        return self._extractor(prompt)
+
+    def varies(self, prompts: Prompts) -> bool:
+        """Whether two rows can have different keys."""
+        return prompts.templates[0].varies_within(self._char_len, self._extractor.delimiters)
 
 
-def _batcher(config: LLMConfig, prompter: Prompter) -> BatchByKey:
+def _batcher(
+    config: KeyedConfig, prompts: Prompts, latencies: BatchLatencies | None = None
+) -> BatchByKey:
     shards: Any = config.prefix_batching.num_shards
     if config.prefix_batching.num_shards_by_key:
         shards = _ShardsByKey(config.prefix_batching.num_shards_by_key, shards)
-    weight = config.batching.max_batch_weight
+    batching = config.batching
+    weight = batching.max_batch_weight
     return BatchByKey(
-        max_batch_size=config.batching.max_batch_size,
-        max_batch_duration_secs=config.batching.max_batch_duration_secs,
+        min_batch_size=batching.min_batch_size,
+        max_batch_size=batching.max_batch_size,
+        max_batch_duration_secs=batching.max_batch_duration_secs,
         max_batch_weight=weight,
-        element_size_fn=None
-        if weight is None
-        else lambda row: token_estimate(prompter.prompt(row)),
+        element_size_fn=None if weight is None else lambda row: token_estimate(prompts.prompt(row)),
         num_shards=shards,
+        latencies=latencies,
     )
 
 
@@ -364,9 +413,9 @@ def _shortened(text: str, limit: int = 300) -> str:
 class _Key(beam.DoFn):
     """Keys rows, and sorts out those that make no prompt before they are shuffled."""
 
-    def __init__(self, key_fn: KeyFn | None, prompter: Prompter, fail: _FailureMaker):
+    def __init__(self, key_fn: KeyFn | None, prompts: Prompts, fail: _FailureMaker):
         self._key_fn = key_fn
-        self._prompter = prompter
+        self._prompts = prompts
         self._fail = fail
 
     def setup(self) -> None:
@@ -374,8 +423,8 @@ class _Key(beam.DoFn):
 
     def process(self, element: Any) -> Iterator[Any]:
         try:
-            self._prompter.call(element)
-            key = None if self._key_fn is None else _key(self._key_fn, element)
+            prompt = self._prompts.check(element)
+            key = None if self._key_fn is None else _key(self._key_fn, element, prompt)
         except RowError as error:
             self._metrics.read(1)
             self._metrics.failed(error)
@@ -384,9 +433,9 @@ class _Key(beam.DoFn):
             yield key, element
 
 
-def _key(key_fn: KeyFn, row: Any) -> Any:
+def _key(key_fn: KeyFn, row: Any, prompt: Prompt) -> Any:
     try:
-        key = key_fn(row)
+        key = key_fn(row, prompt)
         encode_key(key)  # what cannot be encoded fails its row here, not the bundle later
         return key
     except RowError:
@@ -406,7 +455,12 @@ class _Ask(beam.DoFn):
     """
 
     def __init__(
-        self, config: LLMConfig, prompter: Prompter, fields: Sequence[str], fail: _FailureMaker
+        self,
+        config: LLMConfig,
+        prompter: Prompter,
+        fields: Sequence[str],
+        fail: _FailureMaker,
+        latencies: BatchLatencies | None,
     ):
         server = config.server
         self._settings = ServerSettings(
@@ -420,21 +474,23 @@ class _Ask(beam.DoFn):
         self._prompter = prompter
         self._fields = list(fields)
         self._fail = fail
+        self._latencies = latencies
+        self._max_in_flight = config.requests.max_in_flight
         # Twice what is sent at once: the server has work while results are taken.
-        self._most_rows = 2 * config.requests.max_in_flight
+        self._most_rows = 2 * self._max_in_flight
 
     def setup(self) -> None:
         self._client: Client | None = self._settings.open()
         self._metrics = StepMetrics()
 
     def start_bundle(self) -> None:
-        self._under_way: dict[Submission, tuple[list[tuple[Any, Timestamp]], Any]] = {}
+        self._under_way: dict[Submission, tuple[Any, list[tuple[Any, Timestamp]], Any]] = {}
         self._rows = 0
         # A queue for each bundle: what an abandoned one still gets disturbs nobody.
         self._done: queue.SimpleQueue[Submission] = queue.SimpleQueue()
 
     def process(self, element: Any, window: Any = beam.DoFn.WindowParam) -> Iterator[Any]:
-        rows = element[1]
+        key, rows = element
         self._metrics.read(len(rows))
         calls: list[Any] = []
         members: list[tuple[Any, Timestamp]] = []
@@ -446,7 +502,7 @@ class _Ask(beam.DoFn):
                 yield self._failed(row, error, timestamp, window)
         if calls and self._client is not None:
             submission = self._client.submit(calls, self._done.put)
-            self._under_way[submission] = (members, window)
+            self._under_way[submission] = (key, members, window)
             self._rows += len(calls)
         while self._under_way:
             try:
@@ -464,10 +520,11 @@ class _Ask(beam.DoFn):
         self._client = None
 
     def _results(self, submission: Submission) -> Iterator[Any]:
-        members, window = self._under_way.pop(submission)
+        key, members, window = self._under_way.pop(submission)
         self._rows -= len(members)
         try:
             outcomes = submission.result()
+            self._report(key, outcomes)
             for (row, timestamp), outcome in zip(members, outcomes, strict=True):
                 if isinstance(outcome, Reply):
                     self._metrics.answered(outcome)
@@ -477,6 +534,14 @@ class _Ask(beam.DoFn):
         except Exception:
             self._abandon()
             raise
+
+    def _report(self, key: Any, outcomes: Sequence[Any]) -> None:
+        """Tells the batching what a batch took, the wait for a free request apart."""
+        if self._latencies is not None:
+            secs = [outcome.latency_secs for outcome in outcomes if isinstance(outcome, Reply)]
+            if len(secs) == len(outcomes):
+                longest = max(*secs, sum(secs) / self._max_in_flight)
+                self._latencies.report(key, len(secs), longest)
 
     def _answered(self, row: Any, reply: Reply) -> Row:
         answer = reply.answer
@@ -505,62 +570,7 @@ class _Ask(beam.DoFn):
             submission.cancel()
 
 
-# Constructors as Beam YAML reads them
-
-
-def _describe(transform: type[_LLMTransform]) -> None:
-    """Gives a transform the signature and documentation of its configuration.
-
-    Beam YAML reads a transform's schema and documentation from its constructor.
-    """
-    parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
-    lines = [inspect.getdoc(transform) or "", "", "Args:"]
-    knobs = msgspec.structs.fields(transform.config_model)
-    for knob in sorted(knobs, key=lambda knob: not knob.required):
-        kind = _beam_type(knob.type)
-        parameters.append(
-            inspect.Parameter(
-                knob.name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=inspect.Parameter.empty if knob.required else None,
-                annotation=kind if knob.required else Optional[kind],
-            )
-        )
-        lines.append(f"    {knob.name}: {_description(knob.type)}")
-
-    def __init__(self: Any, **config: Any) -> None:  # noqa: N807
-        _LLMTransform.__init__(self, **config)
-
-    __init__.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    transform.__init__ = __init__  # type: ignore[method-assign]
-    transform.__doc__ = "\n".join(lines)
-
-
-def _description(kind: Any) -> str:
-    notes = [note for note in getattr(kind, "__metadata__", ()) if isinstance(note, msgspec.Meta)]
-    return next((note.description for note in notes if note.description), "")
-
-
-def _beam_type(kind: Any) -> Any:
-    """Translates a knob's type to one that Beam's schemas have."""
-    kind = _plain_type(kind)
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin is typing.Annotated:
-        return _beam_type(arguments[0])
-    if origin is typing.Literal:
-        return str
-    if origin is tuple:
-        return Sequence[_beam_type(arguments[0])]
-    if origin is dict:
-        return dict[arguments[0], _beam_type(arguments[1])]
-    if isinstance(kind, type) and issubclass(kind, Section):
-        return RowTypeConstraint.from_fields(
-            [
-                (f.name, _beam_type(f.type) if f.required else Optional[_beam_type(f.type)])
-                for f in msgspec.structs.fields(kind)
-            ]
-        )
-    return kind
+# The transforms
 
 
 class VLLMCompletions(_LLMTransform):
@@ -581,3 +591,41 @@ class VLLMChat(_LLMTransform):
     """
 
     config_model = ChatConfig
+
+
+class BatchByPrefix(_RowTransform):
+    """Groups rows that share a prompt prefix, or another key, into batches.
+
+    Rows in, rows of `key` and `rows` out: a batch has at most `batching.max_batch_size` rows of
+    one key and one window, and the earliest of their timestamps. `key` is the prompt's start, or
+    the value of `key_field`, or what `key_fn` gave, as text. With `error_handling`, rows that
+    have no key go to a second output as `element`, `msg`, `stack`.
+    """
+
+    config_model = BatchByPrefixConfig
+
+    def expand(self, input_or_inputs: Any) -> Any:
+        """Groups the rows."""
+        rows = input_or_inputs
+        fields = _row_fields(rows.element_type, self._name)
+        prompts = Prompts(self._config)
+        _check_fields(self._config, prompts, fields, self._name)
+        key_fn = _key_fn(self._config, self._name)
+        keyed, unkeyable = self._keyed(rows, key_fn, prompts)
+        key_type = _key_type(self._config, fields)
+        as_text = key_type is typehints.Any
+        batches = (
+            keyed
+            | "Batch" >> _batcher(self._config, prompts)
+            | "ToRows" >> beam.Map(_batch_row, as_text)
+        )
+        output = [
+            ("key", Optional[str] if as_text else key_type),
+            ("rows", Sequence[rows.element_type]),
+        ]
+        return self._outputs(rows, batches, output, [unkeyable])
+
+
+def _batch_row(batch: tuple[Any, list[tuple[Any, Timestamp]]], as_text: bool) -> Row:
+    key, rows = batch
+    return Row(key=str(key) if as_text and key is not None else key, rows=[row for row, _ in rows])

@@ -17,7 +17,14 @@ from typing import Any, TypeVar, cast
 import jsonschema
 import msgspec
 
-from beam_llm.config import ChatConfig, CompletionsConfig, LLMConfig, Section
+from beam_llm.config import (
+    BatchByPrefixConfig,
+    ChatConfig,
+    CompletionsConfig,
+    KeyedConfig,
+    LLMConfig,
+    Section,
+)
 from beam_llm.schemas import json_schema
 from beam_llm.templates import Template, TemplateError
 from beam_llm.vllm.server import VLLMServerSpec
@@ -235,8 +242,12 @@ def _explain(error: jsonschema.ValidationError) -> Iterator[Problem]:
 
 
 def _rules(config: Section) -> Iterator[Problem]:
+    if isinstance(config, KeyedConfig):
+        yield from _keyed_rules(config)
     if isinstance(config, LLMConfig):
         yield from _llm_rules(config)
+    if isinstance(config, BatchByPrefixConfig):
+        yield from _batch_by_prefix_rules(config)
     if isinstance(config, CompletionsConfig):
         yield from _template_rules(("prompt",), config.prompt)
     if isinstance(config, ChatConfig):
@@ -284,19 +295,14 @@ def _json_rules(path: Path, text: str | None) -> Iterator[Problem]:
 _MAIN_OUTPUTS = ("output", "good")
 
 
-def _llm_rules(config: LLMConfig) -> Iterator[Problem]:
-    sampling = config.sampling
-    yield from _exclusive(sampling, ("sampling",), "choices", "regex", "json_schema")
-    yield from _json_rules(("sampling", "json_schema"), sampling.json_schema)
-    yield from _json_rules(("sampling", "extra_body"), sampling.extra_body)
-
+def _keyed_rules(config: KeyedConfig) -> Iterator[Problem]:
     if config.error_handling is not None and config.error_handling.output in _MAIN_OUTPUTS:
         yield Problem(
             ("error_handling", "output"),
             f"{_shown(config.error_handling.output)} names the main output: take another name",
         )
 
-    prefix = config.prefix_batching
+    prefix, batching = config.prefix_batching, config.batching
     yield from _exclusive(prefix, ("prefix_batching",), "key_field", "key_fn")
     if prefix.mode == "none":
         for name in ("key_field", "key_fn", "prefix_delimiters", "num_shards_by_key"):
@@ -308,11 +314,36 @@ def _llm_rules(config: LLMConfig) -> Iterator[Problem]:
                 ("prefix_batching", "prefix_delimiters", i),
                 f"{_shown(delimiter)} is longer than prefix_char_len, {prefix.prefix_char_len}",
             )
-    if config.batching.max_batch_weight is not None and config.batching.weight == "rows":
+    if batching.max_batch_weight is not None and batching.weight == "rows":
         yield Problem(
             ("batching", "max_batch_weight"),
             "needs weight: tokens; with weight: rows, max_batch_size is the limit",
         )
+    if batching.min_batch_size > batching.max_batch_size:
+        yield Problem(
+            ("batching", "min_batch_size"),
+            f"{batching.min_batch_size} is greater than max_batch_size, {batching.max_batch_size}",
+        )
+
+
+def _batch_by_prefix_rules(config: BatchByPrefixConfig) -> Iterator[Problem]:
+    prefix = config.prefix_batching
+    own_key = prefix.key_field is not None or prefix.key_fn is not None
+    if prefix.mode == "none":
+        yield Problem(("prefix_batching", "mode"), '"none" would leave nothing to batch by')
+    elif config.prompt is None and not own_key:
+        yield Problem(("prompt",), "required, unless prefix_batching has a key_field or key_fn")
+    if config.prompt is None and config.batching.weight == "tokens":
+        yield Problem(("batching", "weight"), '"tokens" needs the prompt whose tokens they are')
+    if config.prompt is not None:
+        yield from _template_rules(("prompt",), config.prompt)
+
+
+def _llm_rules(config: LLMConfig) -> Iterator[Problem]:
+    sampling = config.sampling
+    yield from _exclusive(sampling, ("sampling",), "choices", "regex", "json_schema")
+    yield from _json_rules(("sampling", "json_schema"), sampling.json_schema)
+    yield from _json_rules(("sampling", "extra_body"), sampling.extra_body)
 
     server = config.server
     if server.endpoint is not None:

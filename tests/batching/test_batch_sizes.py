@@ -57,6 +57,15 @@ def test_each_key_has_its_own_size():
     assert sizes.of(b"sfast").target >= 40
 
 
+@pytest.mark.parametrize("outliers", [1, 2])
+def test_two_sizes_are_enough_for_a_line(outliers):
+    xs = [1.0] * 10 + [2.0] * outliers
+    ys = [0.1, 0.11] * 5 + [5.0] * outliers
+    fixed, marginal = Estimator.linear_regression(xs, ys)
+    assert fixed + marginal == pytest.approx(0.105)
+    assert fixed + 2 * marginal == pytest.approx(5.0)
+
+
 def test_only_the_last_keys_are_remembered():
     sizes = BatchSizes(Estimator(1, 64, record_metrics=False))
     for i in range(3000):
