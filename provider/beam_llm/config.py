@@ -40,6 +40,9 @@ class Section(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, fr
 
 
 _FIELD_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
+_ADDRESS = r"^https?://[^\s/?#]+[^\s?#]*$"
+#: How recent values become the published one.
+AGGREGATION = r"^(last|lifetime_max|max|mean|p([1-9][0-9]?|100))$"
 
 
 class Message(Section, frozen=True):
@@ -287,6 +290,127 @@ class Batching(Section, frozen=True):
     ] = "rows"
 
 
+class Autoscaling(Section, frozen=True):
+    """What each worker tells the runner of the messages it can hold."""
+
+    enabled: Annotated[
+        bool,
+        _meta(
+            "Whether workers publish `num_loaded_models_TAG`, by which Dataflow sizes the pool.",
+            example=True,
+        ),
+    ] = True
+    estimator: Annotated[
+        Literal["completion_rate", "saturated_completion_rate"],
+        _meta(
+            "`saturated_completion_rate` learns what a worker can do only while it is full, and"
+            " holds that otherwise; `completion_rate` learns whenever something runs.",
+            example="saturated_completion_rate",
+        ),
+    ] = "saturated_completion_rate"
+    metric_tag: Annotated[
+        Annotated[str, Meta(min_length=1)] | None,
+        _meta(
+            "The TAG in the metric's name. Default: the model identifier.",
+            example="tickets",
+        ),
+    ] = None
+    aggregation: Annotated[
+        str,
+        _meta(
+            "Which of the latest `aggregation_count` estimates is published: `last`, `max`, `mean`,"
+            " a percentile such as `p90`; or `lifetime_max` of all.",
+            example="p90",
+            pattern=AGGREGATION,
+        ),
+    ] = "last"
+    aggregation_count: Annotated[
+        int,
+        _meta(
+            "How many estimates `aggregation` looks at.",
+            example=30,
+            unit="estimates",
+            ge=1,
+            le=100_000,
+        ),
+    ] = 30
+    target_drain_secs: Annotated[
+        float,
+        _meta(
+            "How many seconds of work a worker should hold: the pool is sized to work off the"
+            " backlog in about this time.",
+            example=60,
+            unit="seconds",
+            gt=0,
+        ),
+    ] = 300.0
+    window_secs: Annotated[
+        float,
+        _meta(
+            "How much of the latest learnable time the estimate rests on; several times as long as"
+            " a request takes.",
+            example=600,
+            unit="seconds",
+            gt=0,
+        ),
+    ] = 300.0
+    interval_secs: Annotated[
+        float,
+        _meta(
+            "Time between two looks at the server's metrics.",
+            example=5,
+            unit="seconds",
+            ge=0.05,
+            le=3600,
+        ),
+    ] = 5.0
+    scrape_timeout_secs: Annotated[
+        float,
+        _meta(
+            "Longest time one look may take.",
+            example=2,
+            unit="seconds",
+            gt=0,
+            le=60,
+        ),
+    ] = 2.0
+    min_completions: Annotated[
+        int,
+        _meta(
+            "Fewest completed requests in the window for an estimate; always at least as many as"
+            " run at once.",
+            example=10,
+            unit="requests",
+            ge=1,
+        ),
+    ] = 10
+    full_concurrency: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        _meta(
+            "How many requests run on a full worker, for `saturated_completion_rate`. Default: the"
+            " most that were seen, unless requests wait at the server, which always means full.",
+            example=64,
+            unit="requests",
+        ),
+    ] = None
+    page_port: Annotated[
+        Annotated[int, Meta(ge=1, le=65535)] | None,
+        _meta(
+            "Port of a Prometheus page with the same figures for people, in each worker; none when"
+            " absent.",
+            example=9400,
+        ),
+    ] = None
+    page_host: Annotated[
+        str,
+        _meta(
+            "Address on which that page listens. Anybody who reaches it can read it.",
+            example="10.0.0.5",
+            min_length=1,
+        ),
+    ] = "127.0.0.1"
+
+
 class Server(Section, frozen=True):
     """The model server: one of ours, started on each worker, or one that runs already."""
 
@@ -316,10 +440,18 @@ class Server(Section, frozen=True):
         _meta("Longest time the server may take to answer.", example=600, unit="seconds", gt=0),
     ] = 600.0
     endpoint: Annotated[
-        Annotated[str, Meta(pattern=r"^https?://[^\s/?#]+[^\s?#]*$")] | None,
+        Annotated[str, Meta(pattern=_ADDRESS)] | None,
         _meta(
             "Base address of a running OpenAI-compatible server, to use in place of starting one.",
             example="http://127.0.0.1:8000/v1",
+        ),
+    ] = None
+    metrics_endpoint: Annotated[
+        Annotated[str, Meta(pattern=_ADDRESS)] | None,
+        _meta(
+            "Address of that server's Prometheus page, for `autoscaling`; only for a server that"
+            " belongs to one worker.",
+            example="http://127.0.0.1:8000/metrics",
         ),
     ] = None
     api_key_env: Annotated[
@@ -427,6 +559,9 @@ class LLMConfig(KeyedConfig, frozen=True, kw_only=True):
     sampling: Annotated[Sampling, _meta("How the reply is generated.")] = Sampling()
     per_row: Annotated[PerRow, _meta("Sampling knobs taken from columns.")] = PerRow()  # pyright: ignore[reportInvalidTypeForm]
     requests: Annotated[Requests, _meta("How requests are sent.")] = Requests()
+    autoscaling: Annotated[Autoscaling, _meta("What workers tell of their capacity.")] = (
+        Autoscaling()
+    )
     server: Annotated[Server, _meta("The model server.")] = Server()
     resource_hints: Annotated[ResourceHints, _meta("What the workers need.")] = ResourceHints()
 

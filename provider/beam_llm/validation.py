@@ -17,7 +17,10 @@ from typing import Any, TypeVar, cast
 import jsonschema
 import msgspec
 
+from beam_llm.autoscaling.config import autoscaling_rules
 from beam_llm.config import (
+    AGGREGATION,
+    Autoscaling,
     BatchByPrefixConfig,
     ChatConfig,
     CompletionsConfig,
@@ -168,6 +171,7 @@ _PATTERNS = {
     r"^([A-Za-z_][A-Za-z0-9_]*)?$": "the start of a field name: letters, digits and '_'",
     r"^https?://[^\s/?#]+[^\s?#]*$": "an address such as http://127.0.0.1:8000/v1",
     r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$": "a callable such as package.module:function",
+    AGGREGATION: "last, lifetime_max, max, mean or a percentile such as p90",
 }
 
 
@@ -345,8 +349,20 @@ def _llm_rules(config: LLMConfig) -> Iterator[Problem]:
     yield from _json_rules(("sampling", "json_schema"), sampling.json_schema)
     yield from _json_rules(("sampling", "extra_body"), sampling.extra_body)
 
+    for knob, message in autoscaling_rules(config.autoscaling):
+        yield Problem(("autoscaling", knob), message)
+
     server = config.server
     if server.endpoint is not None:
+        if server.metrics_endpoint is None and config.autoscaling not in (
+            Autoscaling(),
+            Autoscaling(enabled=False),
+        ):
+            yield Problem(
+                ("autoscaling",),
+                "has no effect with server.endpoint unless server.metrics_endpoint names its"
+                " metrics page",
+            )
         for name in ("args", "env", "env_from_worker"):
             if getattr(server, name):
                 yield Problem(
@@ -354,8 +370,9 @@ def _llm_rules(config: LLMConfig) -> Iterator[Problem]:
                     "has no effect with server.endpoint, which uses a server that runs already",
                 )
     else:
-        if server.api_key_env is not None:
-            yield Problem(("server", "api_key_env"), "needs server.endpoint")
+        for name in ("api_key_env", "metrics_endpoint"):
+            if getattr(server, name) is not None:
+                yield Problem(("server", name), "needs server.endpoint")
         try:
             server_spec(config)
         except ValueError as error:
