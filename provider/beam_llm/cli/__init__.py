@@ -31,11 +31,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     _add_demo_model(commands)
     _add_demo_data(commands)
     _add_providers(commands)
+    _add_serve(commands)
     arguments, rest = parser.parse_known_args(argv)
     if arguments.command is None:
         parser.print_help()
         return 2
-    if rest and arguments.command != "run":
+    if rest and arguments.command not in ("run", "serve"):
         parser.error(f"unknown arguments: {' '.join(rest)}")
     try:
         return arguments.handler(arguments, rest)
@@ -156,3 +157,21 @@ def _add_providers(commands: Any) -> None:
         return 0
 
     providers.set_defaults(handler=handler)
+
+
+def _add_serve(commands: Any) -> None:
+    # Its options are the service's own: this command knows none of them.
+    serve = commands.add_parser(
+        "serve",
+        help="serve the transforms to pipelines in other languages",
+        add_help=False,
+        allow_abbrev=False,
+    )
+
+    def handler(arguments: argparse.Namespace, rest: list[str]) -> int:
+        del arguments
+        from beam_llm_expansion.command import main as serve_main
+
+        return serve_main(rest)
+
+    serve.set_defaults(handler=handler)

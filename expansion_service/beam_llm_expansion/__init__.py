@@ -1,0 +1,1 @@
+"""The expansion service: beam-llm's transforms for pipelines in other languages and processes."""
