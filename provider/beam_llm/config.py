@@ -41,6 +41,8 @@ class Section(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, fr
 
 _FIELD_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
 _ADDRESS = r"^https?://[^\s/?#]+[^\s?#]*$"
+#: What Beam's annotations can hold.
+PRINTABLE = r"^[ -~]+$"
 #: How recent values become the published one.
 AGGREGATION = r"^(last|lifetime_max|max|mean|p([1-9][0-9]?|100))$"
 
@@ -536,7 +538,7 @@ class LLMConfig(KeyedConfig, frozen=True, kw_only=True):
         ),
     ]
     model_identifier: Annotated[
-        Annotated[str, Meta(min_length=1)] | None,
+        Annotated[str, Meta(pattern=PRINTABLE)] | None,
         _meta(
             "Steps with one identifier share one server on a worker. Default: a hash of `model`"
             " and of what `server` says of it.",

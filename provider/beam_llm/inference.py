@@ -107,6 +107,14 @@ class RunInference(base.RunInference):
                 if hasattr(handler, "default_model_identifier"):
                     model_identifier = handler.default_model_identifier()
         super().__init__(model_handler, *args, model_identifier=model_identifier, **kwargs)
+        if self._use_model_manager and any(
+            getattr(handler, "publishes_capacity", False) for handler in _handlers(model_handler)
+        ):
+            raise ValueError(
+                "use_model_manager: True, and the handler publishes its workers' capacity as the"
+                " metric by which Beam's model manager counts models: leave it out, or give the"
+                " handler enable_autoscaling_metric=False"
+            )
 
     def expand(self, pcoll: Any) -> Any:
         """Runs inference on the examples, or on the batches where batching is off."""

@@ -44,6 +44,11 @@ class StepMetrics:
         self.count("rows_read", rows)
         progress.count(read=rows)
 
+    def batch(self, rows: int) -> None:
+        """Counts the rows of a batch that came in."""
+        self.read(rows)
+        progress.count(batches=1)
+
     def failed(self, error: Any) -> None:
         """Counts one failed row, in all and by kind.
 
@@ -62,9 +67,14 @@ class StepMetrics:
         self.count("requests", reply.attempts)
         usage = reply.answer.usage
         if usage is not None:
-            self.count("prompt_tokens", usage.prompt_tokens or 0)
-            self.count("cached_tokens", usage.cached_tokens or 0)
-            self.count("completion_tokens", usage.completion_tokens or 0)
+            tokens = {
+                "prompt_tokens": usage.prompt_tokens or 0,
+                "cached_tokens": usage.cached_tokens or 0,
+                "completion_tokens": usage.completion_tokens or 0,
+            }
+            for name, number in tokens.items():
+                self.count(name, number)
+            progress.count(**tokens)
         latency_ms = round(reply.latency_secs * 1_000)
         now_ms = round(time.time() * 1_000)
         self._latency.update(latency_ms)

@@ -44,7 +44,8 @@ def count(**amounts: int) -> None:
     A runner's metrics tell more, but most local runners tell them only at the end.
 
     Args:
-      **amounts: What to add, by name: ``read``, ``answered``, ``failed`` [rows], ``tokens``.
+      **amounts: What to add, by name: ``read``, ``answered``, ``failed`` [rows], ``batches``,
+        ``tokens``, ``prompt_tokens``, ``cached_tokens``, ``completion_tokens``.
     """
     with _totals_lock:
         _totals.update(amounts)

@@ -23,6 +23,7 @@ from apache_beam.utils.timestamp import Timestamp
 from apache_beam.utils.windowed_value import WindowedValue
 
 from beam_llm import validation
+from beam_llm.autoscaling import AutoscalingMetricConfig
 from beam_llm.batching import BatchByKey, BatchLatencies
 from beam_llm.config import (
     PER_ROW_KNOBS,
@@ -37,6 +38,7 @@ from beam_llm.metrics import StepMetrics
 from beam_llm.prefixes import ChatPrefixKeyFn, PromptPrefixKeyFn
 from beam_llm.rows import Prompt, Prompter, Prompts, RowError, storable, token_estimate
 from beam_llm.signatures import describe, plain_type
+from beam_llm.vllm.capacity import Capacity
 from beam_llm.vllm.client import Client, Reply, RequestError, ServerSettings, Submission
 
 _LOGGER = logging.getLogger("beam_llm")
@@ -447,6 +449,15 @@ def _key(key_fn: KeyFn, row: Any, prompt: Prompt) -> Any:
 # Requests
 
 
+def _capacity(config: LLMConfig) -> Capacity | None:
+    knobs, server = config.autoscaling, config.server
+    if not knobs.enabled or (server.endpoint is not None and server.metrics_endpoint is None):
+        return None
+    published = AutoscalingMetricConfig.of(knobs)
+    tag = published.resolve_tag(config.identifier, config.model)
+    return Capacity(tag, published, server.metrics_endpoint)
+
+
 class _Ask(beam.DoFn):
     """Asks the server about batches of rows, several at once.
 
@@ -468,6 +479,7 @@ class _Ask(beam.DoFn):
             server.endpoint,
             server.api_key_env,
             config.requests,
+            _capacity(config),
         )
         self._model = config.model
         self._outputs = [name for name, _ in _output_fields(config)]
@@ -491,7 +503,7 @@ class _Ask(beam.DoFn):
 
     def process(self, element: Any, window: Any = beam.DoFn.WindowParam) -> Iterator[Any]:
         key, rows = element
-        self._metrics.read(len(rows))
+        self._metrics.batch(len(rows))
         calls: list[Any] = []
         members: list[tuple[Any, Timestamp]] = []
         for row, timestamp in rows:

@@ -20,6 +20,7 @@ import msgspec
 from beam_llm.autoscaling.config import autoscaling_rules
 from beam_llm.config import (
     AGGREGATION,
+    PRINTABLE,
     Autoscaling,
     BatchByPrefixConfig,
     ChatConfig,
@@ -171,6 +172,7 @@ _PATTERNS = {
     r"^([A-Za-z_][A-Za-z0-9_]*)?$": "the start of a field name: letters, digits and '_'",
     r"^https?://[^\s/?#]+[^\s?#]*$": "an address such as http://127.0.0.1:8000/v1",
     r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$": "a callable such as package.module:function",
+    PRINTABLE: "printable ASCII text, and not empty",
     AGGREGATION: "last, lifetime_max, max, mean or a percentile such as p90",
 }
 

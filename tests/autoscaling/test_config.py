@@ -64,6 +64,14 @@ def test_the_section_is_checked_with_the_rest_of_a_configuration() -> None:
     ]
 
 
+def test_an_identifier_is_what_beams_annotations_can_hold() -> None:
+    assert problems(model_identifier="ticket é") == [
+        'model_identifier: "ticket é" is not printable ASCII text, and not empty'
+    ]
+    assert problems(model_identifier="") != []
+    assert problems(model_identifier="tickets 1/a~b") == []
+
+
 def test_a_metrics_endpoint_goes_with_an_endpoint() -> None:
     here = "http://127.0.0.1:8000"
     assert problems(server={"metrics_endpoint": f"{here}/metrics"}) == [

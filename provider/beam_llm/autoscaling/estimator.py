@@ -17,6 +17,7 @@ _CONCURRENCY_PERCENTILE = 0.9
 _MIN_INTERVALS = 3
 # Intervals shorter than this part of the window are put together, which bounds the memory.
 _FINEST_INTERVAL = 1 / 1000
+_ROUNDING = 1 - 1e-9  # sums that should be equal may differ in their last digits
 #: A worker that runs this part of its most requests is taken for full.
 FULL_SHARE = 0.8
 
@@ -171,7 +172,7 @@ class CompletionRateCapacityEstimator:
         concurrency = _percentile(
             ((i.concurrency, i.secs) for i in self._window), _CONCURRENCY_PERCENTILE
         )
-        if completed < max(self._min_completions, concurrency):
+        if completed < max(self._min_completions, concurrency) * _ROUNDING:
             return None
         return max(1.0, completed / slot_secs * concurrency * self._multiplier)
 
@@ -253,7 +254,7 @@ class SaturatedCompletionRateCapacityEstimator(CompletionRateCapacityEstimator):
 def _percentile(weighted: Iterable[tuple[float, float]], share: float) -> float:
     """The least value such that values up to it have this share of the weight."""
     ordered = sorted(weighted)
-    wanted = share * math.fsum(weight for _, weight in ordered)
+    wanted = share * math.fsum(weight for _, weight in ordered) * _ROUNDING
     reached = 0.0
     for value, weight in ordered:
         reached += weight

@@ -89,6 +89,7 @@ class NumLoadedModelsPublisher:
     Attributes:
       tag: As given.
       polls: How many polls gave a ``value``, ``nothing``, or an ``error``.
+      signal: As given.
       latest: The latest value of the signal [messages]; None before the first.
 
     Raises:
@@ -121,7 +122,7 @@ class NumLoadedModelsPublisher:
         self.tag = tag
         self.polls: Counter[str] = Counter()
         self.latest: float | None = None
-        self._signal = signal
+        self.signal = signal
         self._interval_secs = interval_secs
         self._aggregation = aggregation
         self._recent: deque[float] = deque(maxlen=aggregation_count)
@@ -181,7 +182,7 @@ class NumLoadedModelsPublisher:
     def poll(self) -> int | None:
         """Polls the signal once. Returns what was published, or None if nothing was."""
         try:
-            value = self._signal()
+            value = self.signal()
             number = None
             if value is not None and 0 < value < math.inf:
                 self.latest = value

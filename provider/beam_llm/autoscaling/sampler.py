@@ -103,7 +103,7 @@ class PrometheusCounterGaugeSampler:
         max_bytes: int = MAX_PAGE_BYTES,
     ):
         if isinstance(metrics_url, str):
-            _checked(metrics_url)
+            split_url(metrics_url)
         for name, value in {
             "counter_unit": counter_unit,
             "timeout_secs": timeout_secs,
@@ -263,7 +263,7 @@ class _Page:
 
     def get(self, url: str, timeout_secs: float, max_bytes: int) -> bytes:
         """The page's bytes, which are all of it."""
-        parts = _checked(url)
+        parts = split_url(url)
         kind = (
             http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         )
@@ -280,7 +280,8 @@ class _Page:
                 raise PageError("closed")
             path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
             connection.request("GET", path, headers={"Accept": _ACCEPT, "Connection": "close"})
-            return _body(connection.getresponse(), max_bytes)
+            with connection.getresponse() as response:
+                return _body(response, max_bytes)
         except (OSError, http.client.HTTPException):
             if late.is_set():
                 raise PageError(f"it takes longer than {timeout_secs:g} s") from None
@@ -323,10 +324,19 @@ def _body(response: http.client.HTTPResponse, max_bytes: int) -> bytes:
     return bytes(body)
 
 
-def _checked(url: str) -> SplitResult:
+def split_url(url: str, name: str = "metrics_url") -> SplitResult:
+    """Takes the address of a page apart.
+
+    Args:
+      url: The address.
+      name: What to call it in an error.
+
+    Raises:
+      ValueError: It is not an HTTP URL with a host.
+    """
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"metrics_url: {url!r} is not an address such as http://HOST:PORT/metrics")
+        raise ValueError(f"{name}: {url!r} is not an address such as http://HOST:PORT/metrics")
     return parts
 
 

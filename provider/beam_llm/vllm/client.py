@@ -26,6 +26,7 @@ from yarl import URL
 
 from beam_llm import progress
 from beam_llm.config import Requests
+from beam_llm.vllm.capacity import Capacity, publish
 from beam_llm.vllm.protocol import Answer, decode_answer, error_message
 from beam_llm.vllm.server import Endpoint, VLLMServer, VLLMServerSpec
 
@@ -102,6 +103,10 @@ class Target(Protocol):
     #: What follows the endpoint's address, before a request's path.
     prefix: str
 
+    def publish(self, capacity: Capacity) -> None:
+        """Publishes the server's capacity as soon as it answers."""
+        ...
+
     def wait(self, failed: Endpoint | None) -> Endpoint:
         """Blocks until the server answers.
 
@@ -126,6 +131,19 @@ class ExternalServer:
     def __init__(self, base_url: str):
         self._endpoint = Endpoint(url=base_url.rstrip("/"), generation=0)
 
+    @classmethod
+    def at(cls, base_url: str) -> ExternalServer:
+        """The process's one for this address."""
+        with _external_lock:
+            server = _external.get(base_url)
+            if server is None:
+                server = _external[base_url] = cls(base_url)
+            return server
+
+    def publish(self, capacity: Capacity) -> None:
+        """Publishes the server's capacity from now on: nobody tells when it answers."""
+        publish(self, capacity)
+
     def wait(self, failed: Endpoint | None) -> Endpoint:
         """Gives the address: there is nothing to wait for."""
         del failed
@@ -139,6 +157,13 @@ class ManagedServer:
 
     def __init__(self, server: VLLMServer):
         self.server = server
+        self._capacities: list[Capacity] = []  # to be published when it answers
+
+    def publish(self, capacity: Capacity) -> None:
+        """Publishes the server's capacity as soon as it answers."""
+        self._capacities.append(capacity)
+        if self.server.endpoint is not None:
+            self._publish()
 
     def wait(self, failed: Endpoint | None) -> Endpoint:
         """Waits until the server is ready, through start-up and restarts.
@@ -146,7 +171,14 @@ class ManagedServer:
         Raises:
           VLLMServerError: It does not come (back).
         """
-        return self.server.wait_ready(after_failure_of=failed)
+        endpoint = self.server.wait_ready(after_failure_of=failed)
+        self._publish()
+        return endpoint
+
+    def _publish(self) -> None:
+        while self._capacities:
+            with contextlib.suppress(IndexError):  # another thread was faster
+                publish(self.server, self._capacities.pop(0))
 
 
 class _EventLoopThread:
@@ -241,6 +273,7 @@ class Client:
           api_key: Sent as a bearer token.
         """
         self._target = target
+        self._published: list[Capacity] = []
         self._requests = requests
         thread = _event_loop()
         self.loop = thread.loop
@@ -255,6 +288,12 @@ class Client:
         self._urls: dict[str, URL] = {}
         self._waiting: asyncio.Task[Endpoint] | None = None
         self._finalizer = weakref.finalize(self, _close_session, self._session, thread)
+
+    def publish(self, capacity: Capacity) -> None:
+        """Publishes the server's capacity as long as it is there, once for all who ask."""
+        if capacity not in self._published:
+            self._published.append(capacity)
+            self._target.publish(capacity)
 
     @property
     def max_in_flight(self) -> int:
@@ -487,13 +526,17 @@ def _retry_after(response: aiohttp.ClientResponse) -> float:
 
 _clients: weakref.WeakValueDictionary[Any, Client] = weakref.WeakValueDictionary()
 _clients_lock = threading.Lock()
+_external: weakref.WeakValueDictionary[str, ExternalServer] = weakref.WeakValueDictionary()
+_external_lock = threading.Lock()
 
 
 def _after_fork_in_child() -> None:
     """Renews what another thread of the parent may have held."""
-    global _clients_lock, _loop_lock
-    _clients_lock, _loop_lock = threading.Lock(), threading.Lock()
+    global _clients_lock, _external_lock, _loop_lock
+    _clients_lock, _external_lock = threading.Lock(), threading.Lock()
+    _loop_lock = threading.Lock()
     _clients.clear()
+    _external.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
@@ -508,12 +551,14 @@ class ServerSettings:
       endpoint: Base address of a running server, with its ``/v1``.
       api_key_env: Variable of the worker's environment that holds the API key.
       requests: How requests are sent.
+      capacity: How the server's capacity is published; None if it is not.
     """
 
     spec: VLLMServerSpec | None
     endpoint: str | None = None
     api_key_env: str | None = None
     requests: Requests = field(default_factory=Requests)
+    capacity: Capacity | None = None
 
     def open(self) -> Client:
         """Opens the process's client for this server, and begins to start the server.
@@ -538,10 +583,12 @@ class ServerSettings:
             client = _clients.get(key)
             if client is None:
                 client = _clients[key] = Client(self._target(), self.requests, api_key)
-            return client
+        if self.capacity is not None:
+            client.publish(self.capacity)
+        return client
 
     def _target(self) -> Target:
         if self.endpoint is not None:
-            return ExternalServer(self.endpoint)
+            return ExternalServer.at(self.endpoint)
         assert self.spec is not None  # noqa: S101 - one of the two is always there
         return ManagedServer(VLLMServer.acquire(self.spec))

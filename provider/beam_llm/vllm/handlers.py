@@ -16,10 +16,13 @@ import msgspec
 from apache_beam.io.filesystems import FileSystems
 from apache_beam.ml.inference.base import PredictionResult
 
+from beam_llm.autoscaling import AutoscalingMetricConfig
+from beam_llm.autoscaling.sampler import split_url
 from beam_llm.config import Requests, default_identifier
 from beam_llm.inference import ModelHandler
 from beam_llm.metrics import StepMetrics
 from beam_llm.prefixes import ChatPrefixKeyFn, PrefixBatchingConfig, PromptPrefixKeyFn
+from beam_llm.vllm.capacity import Capacity
 from beam_llm.vllm.client import Call, Client, Reply, RequestError, ServerSettings
 from beam_llm.vllm.protocol import CHAT_PATH, COMPLETIONS_PATH
 from beam_llm.vllm.server import VLLMServerSpec, args_from_vllm_server_kwargs
@@ -68,6 +71,9 @@ class _VLLMModelHandler(ModelHandler):
         api_key_env: str | None = None,
         requests: Requests | None = None,
         prefix_batching_config: PrefixBatchingConfig | None = None,
+        enable_autoscaling_metric: bool = True,
+        autoscaling_config: AutoscalingMetricConfig | None = None,
+        metrics_endpoint: str | None = None,
         **batching: Any,
     ):
         keyed: dict[str, Any] = {}
@@ -86,6 +92,26 @@ class _VLLMModelHandler(ModelHandler):
                 "endpoint: uses a server that runs already; vllm_server_kwargs, server_args, env"
                 " and env_from_worker have no effect there"
             )
+        if metrics_endpoint is not None and endpoint is None:
+            raise ValueError("metrics_endpoint: needs endpoint, whose server it belongs to")
+        if autoscaling_config is not None and not enable_autoscaling_metric:
+            raise ValueError(
+                "autoscaling_config: has no effect with enable_autoscaling_metric=False"
+            )
+        if autoscaling_config is not None and endpoint is not None and metrics_endpoint is None:
+            raise ValueError(
+                "autoscaling_config: has no effect with endpoint without metrics_endpoint"
+            )
+        if metrics_endpoint is not None:
+            split_url(metrics_endpoint, "metrics_endpoint")
+        self._autoscaling = autoscaling_config or AutoscalingMetricConfig()
+        self._metrics_endpoint = metrics_endpoint
+        #: Whether workers publish their capacity, as Beam's model manager would.
+        self.publishes_capacity = (
+            enable_autoscaling_metric
+            and self._autoscaling.enabled
+            and (endpoint is None or metrics_endpoint is not None)
+        )
         self._model_name = model_name
         self._server_args = (*args_from_vllm_server_kwargs(vllm_server_kwargs or {}), *server_args)
         self._env = dict(env or {})
@@ -121,7 +147,7 @@ class _VLLMModelHandler(ModelHandler):
 
     def load_model(self) -> LoadedModel:
         """Opens the client; the server starts in the background."""
-        self._client = self._settings().open()
+        self._client = self._open()
         return LoadedModel(self._client)
 
     def run_inference(
@@ -152,12 +178,17 @@ class _VLLMModelHandler(ModelHandler):
         self, batch: Sequence[Any], model: LoadedModel, inference_args: dict[str, Any] | None = None
     ) -> list[PredictionResult | Exception]:
         """Asks the server about each example; a failed one gives its error in its place."""
+        if not isinstance(cast(Any, model), LoadedModel):
+            raise ValueError(
+                f"the model is {type(model).__name__}, and not what load_model gave: with"
+                " use_model_manager, models are in another process, where a client cannot go"
+            )
         fields = dict(inference_args or {})
         if self._endpoint is not None:  # a server of ours has one model, whatever its name
             fields["model"] = self._model_name
         if self._metrics is None:
             self._metrics = StepMetrics()
-        self._metrics.read(len(batch))
+        self._metrics.batch(len(batch))
         calls: list[Call] = []
         results: list[PredictionResult | Exception | None] = []
         for example in batch:
@@ -169,7 +200,7 @@ class _VLLMModelHandler(ModelHandler):
                 calls.append(Call(self._path, body))
                 results.append(None)
         if self._client is None:
-            self._client = model.client() or self._settings().open()
+            self._client = model.client() or self._open()
         outcomes = iter(self._client.run(calls))
         for i, example in enumerate(batch):
             outcome = results[i] or next(outcomes)
@@ -195,6 +226,13 @@ class _VLLMModelHandler(ModelHandler):
     def get_metrics_namespace(self) -> str:
         """Namespace of Beam's own inference metrics."""
         return "BeamML_vLLM"
+
+    def _open(self) -> Client:
+        capacity = None
+        if self.publishes_capacity:
+            tag = self._autoscaling.resolve_tag(self._identifier, self._model_name)
+            capacity = Capacity(tag, self._autoscaling, self._metrics_endpoint)
+        return dataclasses.replace(self._settings(), capacity=capacity).open()
 
     def _settings(self) -> ServerSettings:
         spec = None
@@ -232,6 +270,12 @@ class VLLMCompletionsModelHandler(_VLLMModelHandler):
       api_key_env: Variable of the worker's environment that holds the endpoint's API key.
       requests: Concurrency, timeout and retries.
       prefix_batching_config: Batches examples by the start of their prompt.
+      enable_autoscaling_metric: Whether workers publish how many examples they can hold, under
+        the model identifier that ``RunInference`` reports. With ``endpoint`` that takes
+        ``metrics_endpoint``.
+      autoscaling_config: How they estimate and publish it.
+      metrics_endpoint: Address of the Prometheus page of the server at ``endpoint``; only for
+        a server that belongs to one worker.
       **batching: Beam's batching parameters: ``min_batch_size``, ``max_batch_size``,
         ``max_batch_duration_secs``, ``max_batch_weight``, ``element_size_fn``, …
     """

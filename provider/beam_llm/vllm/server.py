@@ -18,7 +18,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NoReturn, cast
@@ -264,6 +264,14 @@ class VLLMServer:
         """The file with vLLM's output."""
         return self._link.path.with_suffix(".log")
 
+    def call_at_end(self, function: Callable[[], object]) -> None:
+        """Has a function called once when this hold ends: closed, failed, or garbage.
+
+        It may be called anywhere, by a finalizer too, and must take no lock. At once, if the
+        hold has ended.
+        """
+        self._link.call_at_end(function)
+
     def close(self) -> None:
         """Ends this process's hold, for everybody who got it from `acquire`."""
         self._finalizer()
@@ -302,6 +310,7 @@ class _Link:
         self._pid = os.getpid()
         self._changed = threading.Condition()
         self._failure = ""
+        self._at_end: list[Callable[[], object]] = []
         self._generation = 0
         self._checks = 0
         self._checked = 0
@@ -354,8 +363,17 @@ class _Link:
                     )
                 self._changed.wait(left)
 
+    def call_at_end(self, function: Callable[[], object]) -> None:
+        with self._changed:
+            if not self._failure:
+                self._at_end.append(function)
+                return
+        function()
+
     def _fail(self, message: str) -> None:
         self._failure = self._failure or message
+        while self._at_end:
+            self._at_end.pop()()
         self.status = self._failure.partition("\n")[0]
         self.endpoint = None
         self._changed.notify_all()
