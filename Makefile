@@ -57,6 +57,7 @@ lint: .venv/.synced ## ruff and pyright
 	@$(BIN)/ruff check .
 	@$(BIN)/pyright
 	@$(BIN)/python docs/generate.py --check
+	@$(BIN)/python expansion_service/java/generate.py --check
 
 unit: setup
 	@$(BIN)/pytest $(PYTEST_ARGS)

@@ -49,10 +49,15 @@ _BOUNDS = {
 }
 _PLURALS = {"string": "strings", "integer": "integers", "number": "numbers", "boolean": "booleans"}
 _RESERVED = frozenset(
-    "abstract assert boolean break byte case catch char class const continue default do double"
-    " else enum extends final finally float for goto if implements import instanceof int interface"
-    " long native new package private protected public return short static strictfp super switch"
-    " synchronized this throw throws transient try void volatile while".split()
+    re.findall(
+        r"\w+",
+        """
+    abstract assert boolean break byte case catch char class const continue default do double
+    else enum extends final finally float for goto if implements import instanceof int
+    interface long native new package private protected public return short static strictfp
+    super switch synchronized this throw throws transient try void volatile while
+        """,
+    )
 )
 
 Rule = dict[str, Any]
@@ -71,6 +76,17 @@ def sources() -> dict[str, str]:
             if sections.setdefault(name, definition) != definition:
                 raise ValueError(f"two sections are named {name}")
         files[f"{_transform_class(spec)}.java"] = _transform(spec, own, definitions)
+    names = ",\n          ".join(f"{_transform_class(spec)}.class" for spec in TRANSFORMS.values())
+    files["Transforms.java"] = _file(f"""
+/** Every transform. */
+final class Transforms {{
+  static final List<Class<? extends LlmTransform>> ALL =
+      List.of(
+          {names});
+
+  private Transforms() {{}}
+}}
+""")
     for name, definition in sections.items():
         files[f"{name}.java"] = _section(name, definition, sections)
     return files
@@ -185,7 +201,12 @@ public final class {name} extends Section {{
 def _file(body: str) -> str:
     imports = [
         name
-        for name in ("java.util.Collection", "java.util.Map", "java.util.function.Consumer")
+        for name in (
+            "java.util.Collection",
+            "java.util.List",
+            "java.util.Map",
+            "java.util.function.Consumer",
+        )
         if re.search(rf"\b{name.rpartition('.')[2]}<", body)
     ]
     lines = [HEADER, "package io.beamllm;", ""]
@@ -474,9 +495,7 @@ def _javadoc(paragraphs: list[str], tags: list[str] | None = None, width: int = 
     lines: list[str] = []
     for i, paragraph in enumerate(paragraphs):
         lines += [""] if i else []
-        lines += textwrap.wrap(
-            paragraph, width - 3, break_long_words=False, break_on_hyphens=False
-        )
+        lines += textwrap.wrap(paragraph, width - 3, break_long_words=False, break_on_hyphens=False)
     if tags:
         lines += ["", *tags]
     if len(lines) == 1:
@@ -495,9 +514,7 @@ def main() -> int:
         for path in SOURCES.glob("*.java")
         if (text := path.read_text(encoding="utf-8")).startswith(HEADER)
     }
-    drifted = sorted(
-        name for name in {*wanted, *found} if wanted.get(name) != found.get(name)
-    )
+    drifted = sorted(name for name in {*wanted, *found} if wanted.get(name) != found.get(name))
     for name in drifted:
         path = SOURCES / name
         if check:

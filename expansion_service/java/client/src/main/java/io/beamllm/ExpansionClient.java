@@ -250,7 +250,7 @@ final class ExpansionClient
         return BeamLlmException.fromService(
             transform, status.getDescription() == null ? "refused" : status.getDescription());
       default:
-        words = "what answers at " + service + " failed: " + reason(error);
+        words = "what answers at " + service + " is no expansion service, or failed: " + reason(error);
         break;
     }
     return new BeamLlmException(transform, words, error);

@@ -1,10 +1,10 @@
 package io.beamllm;
 
+import java.util.LinkedHashMap;
 import java.util.Map;
 import org.apache.beam.sdk.Pipeline;
 import org.apache.beam.sdk.transforms.PTransform;
 import org.apache.beam.sdk.values.PCollection;
-import org.apache.beam.sdk.values.PCollectionTuple;
 import org.apache.beam.sdk.values.PInput;
 import org.apache.beam.sdk.values.POutput;
 import org.apache.beam.sdk.values.PValue;
@@ -13,16 +13,17 @@ import org.apache.beam.sdk.values.TupleTag;
 
 /** What a transform gives: its rows and, where {@code error_handling} is set, those that failed. */
 public final class LlmOutput implements POutput {
-  private final String transform;
-  private final TupleTag<Row> main;
-  private final TupleTag<Row> failed;
-  private final PCollectionTuple outputs;
+  private static final TupleTag<Row> ROWS = new TupleTag<>("rows");
+  private static final TupleTag<Row> FAILURES = new TupleTag<>("failures");
 
-  LlmOutput(String transform, String main, String failed, PCollectionTuple outputs) {
+  private final String transform;
+  private final PCollection<Row> rows;
+  private final PCollection<Row> failures; // null without an error output
+
+  LlmOutput(String transform, PCollection<Row> rows, PCollection<Row> failures) {
     this.transform = transform;
-    this.main = new TupleTag<>(main);
-    this.failed = failed == null ? null : new TupleTag<>(failed);
-    this.outputs = outputs;
+    this.rows = rows;
+    this.failures = failures;
   }
 
   /**
@@ -31,7 +32,7 @@ public final class LlmOutput implements POutput {
    * @return rows with their schema, in the windows and with the timestamps of the input's
    */
   public PCollection<Row> rows() {
-    return outputs.get(main);
+    return rows;
   }
 
   /**
@@ -43,28 +44,33 @@ public final class LlmOutput implements POutput {
    *     that fails then fails the pipeline
    */
   public PCollection<Row> failures() {
-    if (failed == null) {
+    if (failures == null) {
       throw new IllegalStateException(
           transform
               + ": no output for failed rows: give the builder .errorHandling(e ->"
               + " e.output(\"failures\"))");
     }
-    return outputs.get(failed);
+    return failures;
   }
 
   @Override
   public Pipeline getPipeline() {
-    return outputs.getPipeline();
+    return rows.getPipeline();
   }
 
   @Override
   public Map<TupleTag<?>, PValue> expand() {
-    return outputs.expand();
+    Map<TupleTag<?>, PValue> found = new LinkedHashMap<>();
+    found.put(ROWS, rows);
+    if (failures != null) {
+      found.put(FAILURES, failures);
+    }
+    return found;
   }
 
   @Override
   public void finishSpecifyingOutput(
-      String transformName, PInput input, PTransform<?, ?> transform) {
-    outputs.finishSpecifyingOutput(transformName, input, transform);
+      String transformName, PInput input, PTransform<?, ?> applied) {
+    // The collections of an external transform are complete.
   }
 }

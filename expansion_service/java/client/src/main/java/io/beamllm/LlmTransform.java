@@ -5,6 +5,7 @@ import java.util.ArrayList;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Set;
 import org.apache.beam.sdk.schemas.Schema;
 import org.apache.beam.sdk.transforms.PTransform;
 import org.apache.beam.sdk.transforms.display.DisplayData;
@@ -12,6 +13,7 @@ import org.apache.beam.sdk.util.construction.External;
 import org.apache.beam.sdk.values.PCollection;
 import org.apache.beam.sdk.values.PCollectionTuple;
 import org.apache.beam.sdk.values.Row;
+import org.apache.beam.sdk.values.TupleTag;
 
 /** What the transforms share: a configuration, and its expansion by a service. */
 public abstract class LlmTransform extends PTransform<PCollection<Row>, LlmOutput> {
@@ -52,7 +54,10 @@ public abstract class LlmTransform extends PTransform<PCollection<Row>, LlmOutpu
               External.<PCollection<Row>, Row>of(
                       Payload.URN, Payload.of(urn, configuration), client.address(), client)
                   .withMultiOutputs());
-      return new LlmOutput(transform, mainOutput, failedOutput(), outputs);
+      return new LlmOutput(
+          transform,
+          restored(outputs, mainTag(outputs), input.getSchema()),
+          errorOutput() == null ? null : restored(outputs, errorOutput(), input.getSchema()));
     }
   }
 
@@ -72,7 +77,17 @@ public abstract class LlmTransform extends PTransform<PCollection<Row>, LlmOutpu
     }
   }
 
-  private String failedOutput() {
+  /** The name of the main output: Python's SDK names one that is alone as it pleases. */
+  private String mainTag(PCollectionTuple outputs) {
+    Set<TupleTag<?>> tags = outputs.getAll().keySet();
+    return tags.size() == 1 ? tags.iterator().next().getId() : mainOutput;
+  }
+
+  private static PCollection<Row> restored(PCollectionTuple outputs, String tag, Schema input) {
+    return InputTypes.restore(outputs.get(new TupleTag<Row>(tag)), input);
+  }
+
+  private String errorOutput() {
     Section errors = (Section) values.get("error_handling");
     return errors == null ? null : (String) errors.values().get("output");
   }

@@ -13,20 +13,37 @@ import java.lang.reflect.Modifier;
 import java.lang.reflect.ParameterizedType;
 import java.lang.reflect.Type;
 import java.nio.charset.StandardCharsets;
+import java.nio.file.Path;
+import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Base64;
 import java.util.Collection;
 import java.util.LinkedHashMap;
 import java.util.List;
+import java.util.Locale;
 import java.util.Map;
 import java.util.function.Consumer;
+import org.apache.beam.sdk.Pipeline;
+import org.apache.beam.sdk.options.PipelineOptions;
+import org.apache.beam.sdk.options.PipelineOptionsFactory;
+import org.apache.beam.sdk.schemas.Schema;
+import org.apache.beam.sdk.schemas.Schema.FieldType;
+import org.apache.beam.sdk.schemas.Schema.TypeName;
+import org.apache.beam.sdk.schemas.logicaltypes.EnumerationType;
+import org.apache.beam.sdk.schemas.logicaltypes.SqlTypes;
+import org.apache.beam.sdk.testing.CrashingRunner;
+import org.apache.beam.sdk.transforms.Create;
+import org.apache.beam.sdk.util.construction.PipelineTranslation;
+import org.apache.beam.sdk.values.PCollection;
+import org.apache.beam.sdk.values.Row;
 
 /**
  * Drives the builders by reflection, for the tests in Python that hold them against the published
  * JSON Schemas. Knows nothing of the generator: what it calls is what a user can call.
  *
  * <p>Without arguments it reads a JSON object a line, {@code {"class": "VllmChat", "config": {…}}},
- * and answers with what the builder made of it. With {@code describe CLASS…} it lists their setters.
+ * and answers with what the builder made of it; with {@code "service"} and {@code "fields"} beside
+ * them, it expands the transform there over such rows. With {@code describe CLASS…} it lists their setters.
  */
 public final class Conformance {
   private static final ObjectMapper JSON = new ObjectMapper();
@@ -57,8 +74,8 @@ public final class Conformance {
         new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
     for (String line = lines.readLine(); line != null; line = lines.readLine()) {
       out.println(answer(JSON.readTree(line)));
+      out.flush();
     }
-    out.flush();
   }
 
   private static Class<?> type(String name) throws ClassNotFoundException {
@@ -77,22 +94,108 @@ public final class Conformance {
       if (identifier != null) {
         answer.put("identifier", new String(identifier, StandardCharsets.UTF_8));
       }
+      if (request.has("service")) {
+        expand(request, answer);
+      }
     } catch (BeamLlmException e) {
       answer.put("error", e.getMessage());
+      e.problems().forEach(problem -> answer.withArray("paths").add(problem.path()));
+    } catch (IllegalArgumentException e) {
+      answer.put("refused", e.getMessage());
     } catch (Inexpressible e) {
       answer.put("inexpressible", e.getMessage());
     }
     return answer;
   }
 
+  /** Expands the transform over rows with the fields of the request; nothing runs. */
+  private static void expand(JsonNode request, ObjectNode answer) throws Exception {
+    PipelineOptions options = PipelineOptionsFactory.create();
+    options.setRunner(CrashingRunner.class);
+    Object builder =
+        configured(type(request.get("class").asText()), request.get("config"));
+    ((LlmTransform.Builder<?>) builder).expansionService(service(request.get("service")));
+    LlmTransform transform =
+        (LlmTransform) invoke(builder, builder.getClass().getMethod("build"));
+    Pipeline pipeline = Pipeline.create(options);
+    PCollection<Row> rows = pipeline.apply(Create.empty(schema(request.get("fields"))));
+    LlmOutput output = rows.apply("Ask", transform);
+    output.rows().getSchema().getFieldNames().forEach(answer.withArray("rows")::add);
+    if (request.get("config").has("error_handling")) {
+      output.failures().getSchema().getFieldNames().forEach(answer.withArray("failures")::add);
+    }
+    PipelineTranslation.toProto(pipeline)
+        .getComponents()
+        .getTransformsMap()
+        .values()
+        .forEach(
+            part -> {
+              if (part.getUniqueName().equals("Ask")) {
+                part.getAnnotationsMap()
+                    .forEach((key, value) -> answer.put("annotation_" + key, value.toStringUtf8()));
+              }
+            });
+  }
+
+  private static ExpansionService service(JsonNode given) {
+    ExpansionService service;
+    if (given.has("python")) {
+      List<String> options = new ArrayList<>();
+      given.path("options").forEach(option -> options.add(option.asText()));
+      service = ExpansionService.python(given.get("python").asText(), options.toArray(new String[0]));
+    } else if (given.has("tls")) {
+      service = ExpansionService.tls(given.get("tls").asText());
+      if (given.has("trust")) {
+        service = service.withTrust(Path.of(given.get("trust").asText()));
+      }
+      if (given.has("certificate")) {
+        service =
+            service.withClientCertificate(
+                Path.of(given.get("certificate").asText()), Path.of(given.get("key").asText()));
+      }
+      if (given.has("authority")) {
+        service = service.withAuthority(given.get("authority").asText());
+      }
+    } else {
+      service = ExpansionService.at(given.get("at").asText());
+    }
+    return service.withTimeout(Duration.ofMillis(given.path("timeout_millis").asLong(120_000)));
+  }
+
+  private static Schema schema(JsonNode fields) {
+    Schema.Builder schema = Schema.builder();
+    fields.fields().forEachRemaining(field -> schema.addField(field.getKey(), type(field.getValue())));
+    return schema.build();
+  }
+
+  private static FieldType type(JsonNode field) {
+    switch (field.isObject() ? "row" : field.asText()) {
+      case "row":
+        return FieldType.row(schema(field));
+      case "date":
+        return FieldType.logicalType(SqlTypes.DATE);
+      case "time":
+        return FieldType.logicalType(SqlTypes.TIME);
+      case "enum":
+        return FieldType.logicalType(EnumerationType.create("a", "b"));
+      default:
+        return FieldType.of(TypeName.valueOf(field.asText().toUpperCase(Locale.ROOT)));
+    }
+  }
+
   private static Object build(Class<?> type, JsonNode config) throws Exception {
+    Object builder = configured(type, config);
+    return invoke(builder, builder.getClass().getMethod("build"));
+  }
+
+  private static Object configured(Class<?> type, JsonNode config) throws Exception {
     Object builder = type.getMethod("builder").invoke(null);
     List<Map.Entry<String, JsonNode>> knobs = new ArrayList<>();
     config.fields().forEachRemaining(knobs::add);
     for (Map.Entry<String, JsonNode> knob : knobs) {
       set(builder, knob.getKey(), knob.getValue());
     }
-    return invoke(builder, builder.getClass().getMethod("build"));
+    return builder;
   }
 
   private static void set(Object builder, String knob, JsonNode value) throws Exception {
