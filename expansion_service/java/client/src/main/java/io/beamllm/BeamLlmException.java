@@ -90,7 +90,8 @@ public final class BeamLlmException extends RuntimeException {
     /** Parts {@code knob.path: message}; a message without a path has none. */
     static Problem read(String line) {
       java.util.regex.Matcher match =
-          java.util.regex.Pattern.compile("([a-z_][a-z0-9_]*(?:\\.[^\\s:.\\[\\]]+|\\[\\d+\\])*): (.*)")
+          java.util.regex.Pattern.compile(
+                  "([a-z_][a-z0-9_]*(?:\\.[^\\s:.\\[\\]]+|\\[\\d+\\])*): (.*)")
               .matcher(line);
       return match.matches() ? new Problem(match.group(1), match.group(2)) : new Problem("", line);
     }

@@ -56,7 +56,11 @@ final class ExpansionClient
   private final ManagedChannel channel;
 
   private ExpansionClient(
-      String transform, String urn, ExpansionService service, String address, ManagedChannel channel) {
+      String transform,
+      String urn,
+      ExpansionService service,
+      String address,
+      ManagedChannel channel) {
     this.transform = transform;
     this.urn = urn;
     this.service = service;
@@ -250,7 +254,8 @@ final class ExpansionClient
         return BeamLlmException.fromService(
             transform, status.getDescription() == null ? "refused" : status.getDescription());
       default:
-        words = "what answers at " + service + " is no expansion service, or failed: " + reason(error);
+        words =
+            "what answers at " + service + " is no expansion service, or failed: " + reason(error);
         break;
     }
     return new BeamLlmException(transform, words, error);

@@ -22,7 +22,8 @@ import java.util.regex.Pattern;
  */
 public final class ExpansionService implements Serializable {
   private static final long serialVersionUID = 1L;
-  private static final Pattern ADDRESS = Pattern.compile("(\\[[0-9A-Fa-f:.]+\\]|[^\\s:/\\[\\]]+):(\\d{1,5})");
+  private static final Pattern ADDRESS =
+      Pattern.compile("(\\[[0-9A-Fa-f:.]+\\]|[^\\s:/\\[\\]]+):(\\d{1,5})");
   private static final Pattern LOOPBACK = Pattern.compile("localhost|127(\\.\\d+){3}|\\[::1\\]");
 
   /** Environment variable with the address to use where a builder is given no service. */

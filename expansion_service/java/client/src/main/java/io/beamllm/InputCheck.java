@@ -131,10 +131,41 @@ final class InputCheck {
 
   private static final Set<String> PYTHON_WORDS =
       Set.of(
-          "False", "None", "True", "and", "as", "assert", "async", "await", "break", "class",
-          "continue", "def", "del", "elif", "else", "except", "finally", "for", "from", "global",
-          "if", "import", "in", "is", "lambda", "nonlocal", "not", "or", "pass", "raise", "return",
-          "try", "while", "with", "yield");
+          "False",
+          "None",
+          "True",
+          "and",
+          "as",
+          "assert",
+          "async",
+          "await",
+          "break",
+          "class",
+          "continue",
+          "def",
+          "del",
+          "elif",
+          "else",
+          "except",
+          "finally",
+          "for",
+          "from",
+          "global",
+          "if",
+          "import",
+          "in",
+          "is",
+          "lambda",
+          "nonlocal",
+          "not",
+          "or",
+          "pass",
+          "raise",
+          "return",
+          "try",
+          "while",
+          "with",
+          "yield");
 
   private static final Pattern NAME =
       Pattern.compile("[\\p{L}\\p{Nl}][\\p{L}\\p{Nl}\\p{Mn}\\p{Mc}\\p{Nd}\\p{Pc}]*");

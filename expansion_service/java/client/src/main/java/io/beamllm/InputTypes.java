@@ -120,8 +120,7 @@ final class InputTypes {
   private static Row convert(Row row, Schema from, Schema to) {
     List<Object> values = new ArrayList<>(to.getFieldCount());
     for (int i = 0; i < to.getFieldCount(); i++) {
-      values.add(
-          convert(row.getValue(i), from.getField(i).getType(), to.getField(i).getType()));
+      values.add(convert(row.getValue(i), from.getField(i).getType(), to.getField(i).getType()));
     }
     return Row.withSchema(to).attachValues(values);
   }
@@ -139,8 +138,7 @@ final class InputTypes {
       case ITERABLE:
         List<Object> items = new ArrayList<>();
         for (Object item : (Iterable<?>) value) {
-          items.add(
-              convert(item, from.getCollectionElementType(), to.getCollectionElementType()));
+          items.add(convert(item, from.getCollectionElementType(), to.getCollectionElementType()));
         }
         return items;
       case MAP:

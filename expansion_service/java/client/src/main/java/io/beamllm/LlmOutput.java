@@ -69,8 +69,7 @@ public final class LlmOutput implements POutput {
   }
 
   @Override
-  public void finishSpecifyingOutput(
-      String transformName, PInput input, PTransform<?, ?> applied) {
+  public void finishSpecifyingOutput(String transformName, PInput input, PTransform<?, ?> applied) {
     // The collections of an external transform are complete.
   }
 }

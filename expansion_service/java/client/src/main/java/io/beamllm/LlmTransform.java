@@ -43,7 +43,6 @@ public abstract class LlmTransform extends PTransform<PCollection<Row>, LlmOutpu
     this.configuration = Payload.row(knobs, values);
   }
 
-
   @Override
   public LlmOutput expand(PCollection<Row> input) {
     check(input);
@@ -111,7 +110,8 @@ public abstract class LlmTransform extends PTransform<PCollection<Row>, LlmOutpu
     values.forEach(
         (knob, value) ->
             builder.add(
-                DisplayData.item(knob, value instanceof String ? (String) value : Json.shown(value))));
+                DisplayData.item(
+                    knob, value instanceof String ? (String) value : Json.shown(value))));
   }
 
   /** The schema transform that is asked for. */

@@ -20,7 +20,8 @@ final class Payload {
   /** Of every schema transform; the payload says which. */
   static final String URN = "beam:expansion:payload:schematransform:v1";
 
-  private static final int CONFIGURATION_ROW = SchemaTransformPayload.CONFIGURATION_ROW_FIELD_NUMBER;
+  private static final int CONFIGURATION_ROW =
+      SchemaTransformPayload.CONFIGURATION_ROW_FIELD_NUMBER;
   private static final int LENGTH_DELIMITED = 2; // protobuf's wire type of bytes
 
   private Payload() {}
@@ -94,7 +95,8 @@ final class Payload {
     knobs
         .rules()
         .forEach(
-            (name, rule) -> schema.addField(name, type(rule).withNullable(!knobs.isRequired(name))));
+            (name, rule) ->
+                schema.addField(name, type(rule).withNullable(!knobs.isRequired(name))));
     return schema.build();
   }
 

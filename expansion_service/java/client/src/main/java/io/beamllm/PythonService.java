@@ -44,7 +44,8 @@ final class PythonService {
   private PythonService(String transform, ExpansionService wanted) {
     this.transform = transform;
     this.wanted = wanted;
-    command = new ArrayList<>(List.of(wanted.python, "-m", MODULE, "--port=0", "--exit-with-parent"));
+    command =
+        new ArrayList<>(List.of(wanted.python, "-m", MODULE, "--port=0", "--exit-with-parent"));
     command.addAll(
         wanted.options.isEmpty() ? List.of("--environment-type=LOOPBACK") : wanted.options);
   }
@@ -107,7 +108,9 @@ final class PythonService {
     } catch (IOException e) {
       throw new BeamLlmException(
           transform,
-          "the expansion service cannot be started: " + e.getMessage() + ". Give a Python that has"
+          "the expansion service cannot be started: "
+              + e.getMessage()
+              + ". Give a Python that has"
               + " beam-llm: ExpansionService.python(\"…/bin/python\"), or "
               + ExpansionService.PYTHON_VARIABLE,
           e);
@@ -133,12 +136,15 @@ final class PythonService {
             ? "this Python has no beam-llm: install it there, or give another one"
             : said;
     return new BeamLlmException(
-        transform, "the expansion service (" + String.join(" ", command) + ") " + what + ": " + hint, null);
+        transform,
+        "the expansion service (" + String.join(" ", command) + ") " + what + ": " + hint,
+        null);
   }
 
   private void readLog() {
     try (BufferedReader lines =
-        new BufferedReader(new InputStreamReader(process.getInputStream(), StandardCharsets.UTF_8))) {
+        new BufferedReader(
+            new InputStreamReader(process.getInputStream(), StandardCharsets.UTF_8))) {
       for (String line = lines.readLine(); line != null; line = lines.readLine()) {
         if (ROUTINE.matcher(line).find()) {
           LOG.debug("{}", line);

@@ -73,7 +73,8 @@ final class Rule {
   }
 
   Rule minimum(Number limit) {
-    return check(v -> number(v) < number(limit) ? beyond(v, "less than the minimum of", limit) : null);
+    return check(
+        v -> number(v) < number(limit) ? beyond(v, "less than the minimum of", limit) : null);
   }
 
   Rule maximum(Number limit) {
@@ -93,7 +94,9 @@ final class Rule {
     return check(
         v -> {
           String text = (String) v;
-          return text.codePointCount(0, text.length()) < limit ? tooShort(v, limit, "character") : null;
+          return text.codePointCount(0, text.length()) < limit
+              ? tooShort(v, limit, "character")
+              : null;
         });
   }
 

@@ -15,6 +15,7 @@ public final class Server extends Section {
           .optional("env_from_worker", Rule.list(Rule.string().minLength(1)))
           .optional("startup_timeout_secs", Rule.number().exclusiveMinimum(0))
           .optional("endpoint", Rule.string().pattern("^https?://[^\\s/?#]+[^\\s?#]*$", "an address such as http://127.0.0.1:8000/v1"))
+          .optional("metrics_endpoint", Rule.string().pattern("^https?://[^\\s/?#]+[^\\s?#]*$", "an address such as http://127.0.0.1:8000/v1"))
           .optional("api_key_env", Rule.string().minLength(1));
 
   private Server(Builder builder) {
@@ -120,6 +121,20 @@ public final class Server extends Section {
      */
     public Builder endpoint(String endpoint) {
       return set("endpoint", endpoint);
+    }
+
+    /**
+     * Address of that server's Prometheus page, for {@code autoscaling}; only for a server that
+     * belongs to one worker.
+     *
+     * <p>Text, an address such as http://127.0.0.1:8000/v1. Default: none. Example: {@code
+     * http://127.0.0.1:8000/metrics}.
+     *
+     * @param metricsEndpoint {@code metrics_endpoint}
+     * @return this builder
+     */
+    public Builder metricsEndpoint(String metricsEndpoint) {
+      return set("metrics_endpoint", metricsEndpoint);
     }
 
     /**

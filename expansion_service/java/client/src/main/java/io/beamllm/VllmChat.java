@@ -32,6 +32,7 @@ public final class VllmChat extends LlmTransform {
           .optional("sampling", Rule.section(Sampling.KNOBS))
           .optional("per_row", Rule.section(PerRow.KNOBS))
           .optional("requests", Rule.section(Requests.KNOBS))
+          .optional("autoscaling", Rule.section(Autoscaling.KNOBS))
           .optional("server", Rule.section(Server.KNOBS))
           .optional("resource_hints", Rule.section(ResourceHints.KNOBS));
 
@@ -285,6 +286,32 @@ public final class VllmChat extends LlmTransform {
       Requests.Builder section = Requests.builder();
       requests.accept(section);
       return set("requests", section.build());
+    }
+
+    /**
+     * What workers tell of their capacity.
+     *
+     * <p>A section; absent, its knobs have their defaults.
+     *
+     * @param autoscaling {@code autoscaling}
+     * @return this builder
+     */
+    public Builder autoscaling(Autoscaling autoscaling) {
+      return set("autoscaling", autoscaling);
+    }
+
+    /**
+     * What workers tell of their capacity.
+     *
+     * <p>A section; absent, its knobs have their defaults.
+     *
+     * @param autoscaling {@code autoscaling}
+     * @return this builder
+     */
+    public Builder autoscaling(Consumer<Autoscaling.Builder> autoscaling) {
+      Autoscaling.Builder section = Autoscaling.builder();
+      autoscaling.accept(section);
+      return set("autoscaling", section.build());
     }
 
     /**

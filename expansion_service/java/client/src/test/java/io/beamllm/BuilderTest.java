@@ -85,8 +85,7 @@ class BuilderTest {
     env.put("A", null);
     BeamLlmException error =
         assertThrows(
-            BeamLlmException.class,
-            () -> chat().server(s -> s.args("--x", null).env(env)).build());
+            BeamLlmException.class, () -> chat().server(s -> s.args("--x", null).env(env)).build());
     assertEquals("server.args[1]", error.problems().get(0).path());
     assertEquals("server.env.A", error.problems().get(1).path());
   }

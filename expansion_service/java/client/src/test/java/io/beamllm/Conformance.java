@@ -43,7 +43,8 @@ import org.apache.beam.sdk.values.Row;
  *
  * <p>Without arguments it reads a JSON object a line, {@code {"class": "VllmChat", "config": {…}}},
  * and answers with what the builder made of it; with {@code "service"} and {@code "fields"} beside
- * them, it expands the transform there over such rows. With {@code describe CLASS…} it lists their setters.
+ * them, it expands the transform there over such rows. With {@code describe CLASS…} it lists their
+ * setters.
  */
 public final class Conformance {
   private static final ObjectMapper JSON = new ObjectMapper();
@@ -112,11 +113,9 @@ public final class Conformance {
   private static void expand(JsonNode request, ObjectNode answer) throws Exception {
     PipelineOptions options = PipelineOptionsFactory.create();
     options.setRunner(CrashingRunner.class);
-    Object builder =
-        configured(type(request.get("class").asText()), request.get("config"));
+    Object builder = configured(type(request.get("class").asText()), request.get("config"));
     ((LlmTransform.Builder<?>) builder).expansionService(service(request.get("service")));
-    LlmTransform transform =
-        (LlmTransform) invoke(builder, builder.getClass().getMethod("build"));
+    LlmTransform transform = (LlmTransform) invoke(builder, builder.getClass().getMethod("build"));
     Pipeline pipeline = Pipeline.create(options);
     PCollection<Row> rows = pipeline.apply(Create.empty(schema(request.get("fields"))));
     LlmOutput output = rows.apply("Ask", transform);
@@ -142,7 +141,8 @@ public final class Conformance {
     if (given.has("python")) {
       List<String> options = new ArrayList<>();
       given.path("options").forEach(option -> options.add(option.asText()));
-      service = ExpansionService.python(given.get("python").asText(), options.toArray(new String[0]));
+      service =
+          ExpansionService.python(given.get("python").asText(), options.toArray(new String[0]));
     } else if (given.has("tls")) {
       service = ExpansionService.tls(given.get("tls").asText());
       if (given.has("trust")) {
@@ -164,7 +164,9 @@ public final class Conformance {
 
   private static Schema schema(JsonNode fields) {
     Schema.Builder schema = Schema.builder();
-    fields.fields().forEachRemaining(field -> schema.addField(field.getKey(), type(field.getValue())));
+    fields
+        .fields()
+        .forEachRemaining(field -> schema.addField(field.getKey(), type(field.getValue())));
     return schema.build();
   }
 
@@ -266,7 +268,8 @@ public final class Conformance {
   }
 
   private static Class<?> raw(Type type) {
-    return (Class<?>) (type instanceof ParameterizedType ? ((ParameterizedType) type).getRawType() : type);
+    return (Class<?>)
+        (type instanceof ParameterizedType ? ((ParameterizedType) type).getRawType() : type);
   }
 
   private static ObjectNode setters(Class<?> type) throws Exception {

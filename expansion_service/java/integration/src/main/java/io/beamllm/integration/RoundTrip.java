@@ -94,8 +94,10 @@ public final class RoundTrip {
       }
       PCollection<Row> input =
           pipeline
-              .apply("Rows", Create.timestamped(timed).withCoder(
-                  org.apache.beam.sdk.coders.RowCoder.of(SCHEMA)))
+              .apply(
+                  "Rows",
+                  Create.timestamped(timed)
+                      .withCoder(org.apache.beam.sdk.coders.RowCoder.of(SCHEMA)))
               .setRowSchema(SCHEMA)
               .apply("Window", Window.into(FixedWindows.of(Duration.standardSeconds(10))));
       LlmOutput output =
@@ -198,7 +200,10 @@ public final class RoundTrip {
 
     @ProcessElement
     public void process(
-        @Element Row row, @Timestamp Instant time, BoundedWindow window, OutputReceiver<String> out) {
+        @Element Row row,
+        @Timestamp Instant time,
+        BoundedWindow window,
+        OutputReceiver<String> out) {
       long id = row.getInt64("id");
       Row sent = expected.stream().filter(e -> e.getInt64("id") == id).findFirst().orElseThrow();
       List<String> changed = new ArrayList<>();
@@ -219,7 +224,13 @@ public final class RoundTrip {
         }
       }
       out.output(
-          id + " " + time.getMillis() + " " + ((IntervalWindow) window).start().getMillis() + " " + changed);
+          id
+              + " "
+              + time.getMillis()
+              + " "
+              + ((IntervalWindow) window).start().getMillis()
+              + " "
+              + changed);
     }
   }
 }
