@@ -26,7 +26,7 @@ public final class VllmChat extends LlmTransform {
           .optional("prefix_batching", Rule.section(PrefixBatching.KNOBS))
           .optional("batching", Rule.section(Batching.KNOBS))
           .optional("error_handling", Rule.section(ErrorHandling.KNOBS))
-          .optional("model_identifier", Rule.string().minLength(1))
+          .optional("model_identifier", Rule.string().pattern("^[ -~]+$", "printable ASCII text, and not empty"))
           .optional("output_field", Rule.string().pattern("^[A-Za-z_][A-Za-z0-9_]*$", "a field name: letters, digits and '_', not starting with a digit"))
           .optional("details_prefix", Rule.string().pattern("^([A-Za-z_][A-Za-z0-9_]*)?$", "the start of a field name: letters, digits and '_'"))
           .optional("sampling", Rule.section(Sampling.KNOBS))
@@ -174,7 +174,7 @@ public final class VllmChat extends LlmTransform {
      * Steps with one identifier share one server on a worker. Default: a hash of {@code model} and
      * of what {@code server} says of it.
      *
-     * <p>Text, at least 1 character. Example: {@code tickets}.
+     * <p>Text, printable ASCII text, and not empty. Example: {@code tickets}.
      *
      * @param modelIdentifier {@code model_identifier}
      * @return this builder
