@@ -21,7 +21,7 @@ from beam_llm.validation import check
 from beam_llm.vllm.client import RequestError
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted([*(ROOT / "docs").glob("*.md"), ROOT / "README.md"])
+PAGES = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"])
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 ENDPOINT = "http://127.0.0.1:8000/v1"
 MINIMAL: dict[str, dict[str, Any]] = {

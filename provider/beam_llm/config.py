@@ -12,25 +12,59 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
 
+#: What an integer of a Beam Row can hold.
+INT64 = (-(2**63), 2**63 - 1)
+#: Longer than any wait that is meant, and short enough for every clock.
+YEAR_SECS = 31_536_000
 
-def _meta(description: str, *, example: Any = None, unit: str | None = None, **bounds: Any) -> Meta:
+
+class Deprecated(NamedTuple):
+    """A knob that is to be replaced (``docs/versioning.md`` has the rules).
+
+    Attributes:
+      since: The release that deprecated it, such as ``0.3``.
+      replacement: Path of the knob to use in its place; None when it has no effect any more.
+    """
+
+    since: str
+    replacement: str | None
+
+    def __str__(self) -> str:
+        use = f"use {self.replacement}" if self.replacement else "it has no effect"
+        return f"since {self.since}: {use}"
+
+
+def _meta(
+    description: str,
+    *,
+    example: Any = None,
+    unit: str | None = None,
+    deprecated: Deprecated | None = None,
+    **bounds: Any,
+) -> Meta:
     """Builds a field's metadata.
 
     Args:
       description: What the knob does, in a sentence or two.
       example: A valid value, shown in the reference and in schemas.
       unit: Unit of the value, when it has one.
+      deprecated: Since when and for what it is to be replaced.
       **bounds: ``ge``, ``gt``, ``le``, ``lt``, ``min_length``, ``pattern``, …
     """
+    extra: dict[str, Any] = {}
+    if unit:
+        extra["x-unit"] = unit
+    if deprecated:
+        extra |= {"deprecated": True, "x-deprecated": str(deprecated)}
     return Meta(
         description=description,
         examples=None if example is None else [example],
-        extra_json_schema={"x-unit": unit} if unit else None,
+        extra_json_schema=extra or None,
         **bounds,
     )
 
@@ -67,12 +101,14 @@ class Sampling(Section, frozen=True):
     """How the reply is generated. Names and meanings are vLLM's (`SamplingParams`)."""
 
     max_tokens: Annotated[
-        Annotated[int, Meta(ge=1)] | None,
-        _meta("Most tokens to generate; the server's default when absent.", example=64),
+        Annotated[int, Meta(ge=1, le=INT64[1])] | None,
+        _meta(
+            "Most tokens to generate; the server's default when absent.", example=64, unit="tokens"
+        ),
     ] = None
     min_tokens: Annotated[
-        Annotated[int, Meta(ge=0)] | None,
-        _meta("Fewest tokens to generate before a stop counts.", example=1),
+        Annotated[int, Meta(ge=0, le=INT64[1])] | None,
+        _meta("Fewest tokens to generate before a stop counts.", example=1, unit="tokens"),
     ] = None
     temperature: Annotated[
         Annotated[float, Meta(ge=0, le=2)] | None,
@@ -83,7 +119,7 @@ class Sampling(Section, frozen=True):
         _meta("Sample from the likeliest tokens of this total probability.", example=0.9),
     ] = None
     top_k: Annotated[
-        Annotated[int, Meta(ge=-1)] | None,
+        Annotated[int, Meta(ge=-1, le=INT64[1])] | None,
         _meta("Sample from the K likeliest tokens; -1 means all.", example=40),
     ] = None
     min_p: Annotated[
@@ -99,10 +135,13 @@ class Sampling(Section, frozen=True):
         _meta("Positive values discourage frequent tokens.", example=0.2),
     ] = None
     repetition_penalty: Annotated[
-        Annotated[float, Meta(gt=0)] | None,
+        Annotated[float, Meta(gt=0, le=100)] | None,
         _meta("Values above 1 discourage repetition.", example=1.1),
     ] = None
-    seed: Annotated[int | None, _meta("Seed of the random generator.", example=1)] = None
+    seed: Annotated[
+        Annotated[int, Meta(ge=INT64[0], le=INT64[1])] | None,
+        _meta("Seed of the random generator.", example=1),
+    ] = None
     stop: Annotated[
         tuple[Annotated[str, Meta(min_length=1)], ...] | None,
         _meta("Texts that end the reply; they are not part of it.", example=["\n\n"]),
@@ -180,7 +219,11 @@ class Requests(Section, frozen=True):
     timeout_secs: Annotated[
         float,
         _meta(
-            "Longest time one attempt of one request may take.", example=600, unit="seconds", gt=0
+            "Longest time one attempt of one request may take.",
+            example=600,
+            unit="seconds",
+            gt=0,
+            le=YEAR_SECS,
         ),
     ] = 600.0
     max_retries: Annotated[
@@ -207,7 +250,14 @@ class PrefixBatching(Section, frozen=True):
         ),
     ] = "fixed"
     prefix_char_len: Annotated[
-        int, _meta("How much of the prompt makes the key.", example=512, unit="characters", ge=1)
+        int,
+        _meta(
+            "How much of the prompt makes the key.",
+            example=512,
+            unit="characters",
+            ge=1,
+            le=INT64[1],
+        ),
     ] = 512
     prefix_delimiters: Annotated[
         tuple[Annotated[str, Meta(min_length=1)], ...] | None,
@@ -239,10 +289,11 @@ class PrefixBatching(Section, frozen=True):
             " held to one worker. Batch pipelines split a key only above a batch's size.",
             example=8,
             ge=1,
+            le=INT64[1],
         ),
     ] = 8
     num_shards_by_key: Annotated[
-        dict[str, Annotated[int, Meta(ge=1)]] | None,
+        dict[str, Annotated[int, Meta(ge=1, le=INT64[1])]] | None,
         _meta(
             "Shards of single keys, by the key's text; `num_shards` for the rest.",
             example={"acme": 32},
@@ -271,11 +322,15 @@ class Batching(Section, frozen=True):
     max_batch_duration_secs: Annotated[
         float,
         _meta(
-            "Longest wait of an incomplete batch, in streaming.", example=1.0, unit="seconds", gt=0
+            "Longest wait of an incomplete batch, in streaming.",
+            example=1.0,
+            unit="seconds",
+            gt=0,
+            le=YEAR_SECS,
         ),
     ] = 1.0
     max_batch_weight: Annotated[
-        Annotated[int, Meta(ge=1)] | None,
+        Annotated[int, Meta(ge=1, le=INT64[1])] | None,
         _meta(
             "Most weight of one batch; a heavier row goes alone.",
             example=65_536,
@@ -344,6 +399,7 @@ class Autoscaling(Section, frozen=True):
             example=60,
             unit="seconds",
             gt=0,
+            le=YEAR_SECS,
         ),
     ] = 300.0
     window_secs: Annotated[
@@ -354,6 +410,7 @@ class Autoscaling(Section, frozen=True):
             example=600,
             unit="seconds",
             gt=0,
+            le=YEAR_SECS,
         ),
     ] = 300.0
     interval_secs: Annotated[
@@ -384,10 +441,11 @@ class Autoscaling(Section, frozen=True):
             example=10,
             unit="requests",
             ge=1,
+            le=INT64[1],
         ),
     ] = 10
     full_concurrency: Annotated[
-        Annotated[int, Meta(ge=1)] | None,
+        Annotated[int, Meta(ge=1, le=INT64[1])] | None,
         _meta(
             "How many requests run on a full worker, for `saturated_completion_rate`. Default: the"
             " most that were seen, unless requests wait at the server, which always means full.",
@@ -439,7 +497,13 @@ class Server(Section, frozen=True):
     ] = ()
     startup_timeout_secs: Annotated[
         float,
-        _meta("Longest time the server may take to answer.", example=600, unit="seconds", gt=0),
+        _meta(
+            "Longest time the server may take to answer.",
+            example=600,
+            unit="seconds",
+            gt=0,
+            le=YEAR_SECS,
+        ),
     ] = 600.0
     endpoint: Annotated[
         Annotated[str, Meta(pattern=_ADDRESS)] | None,
@@ -479,7 +543,7 @@ class ResourceHints(Section, frozen=True):
         Annotated[str, Meta(min_length=1)] | None, _meta("Least memory.", example="30GB")
     ] = None
     cpu_count: Annotated[
-        Annotated[int, Meta(ge=1)] | None, _meta("Least number of CPUs.", example=4)
+        Annotated[int, Meta(ge=1, le=INT64[1])] | None, _meta("Least number of CPUs.", example=4)
     ] = None
 
 

@@ -110,7 +110,8 @@ def check(model: type[Model], raw: Any) -> tuple[list[Problem], Model | None]:
     errors = sorted(validator.iter_errors(data), key=lambda e: [str(s) for s in e.absolute_path])
     # A dict for a set in order: jsonschema reports "required" once for each missing key.
     problems = list(dict.fromkeys(p for error in errors for p in _explain(error)))
-    problems += _not_finite(data)
+    odd = {problem.path: problem for problem in _not_finite(data)}
+    problems = [*(p for p in problems if p.path not in odd), *odd.values()]
     if problems:
         return problems, None
     # JSON has no integers apart from numbers: 16.0 is one to the schema, and to other languages.

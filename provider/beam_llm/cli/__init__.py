@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -32,6 +33,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     _add_demo_data(commands)
     _add_providers(commands)
     _add_serve(commands)
+    _add_new(commands)
+    _add_explain(commands)
+    _add_schema(commands)
+    _add_doctor(commands)
+    _add_completion(commands)
+    if "_ARGCOMPLETE" in os.environ:  # set by a shell that completes the command
+        import argcomplete
+
+        argcomplete.autocomplete(parser)
     arguments, rest = parser.parse_known_args(argv)
     if arguments.command is None:
         parser.print_help()
@@ -175,3 +185,146 @@ def _add_serve(commands: Any) -> None:
         return serve_main(rest)
 
     serve.set_defaults(handler=handler)
+
+
+def _add_new(commands: Any) -> None:
+    new = commands.add_parser(
+        "new",
+        help="write a pipeline to start from",
+        description=(
+            "Writes a commented pipeline that runs as it is: chat labels rows with a chat model,"
+            " completions completes a prompt made from each row, streaming reads an unbounded"
+            " source in windows."
+        ),
+        allow_abbrev=False,
+    )
+    new.add_argument("kind", choices=("chat", "completions", "streaming"), help="what it does")
+    new.add_argument(
+        "file", metavar="FILE", nargs="?", help="where to write it; printed when absent"
+    )
+
+    def handler(arguments: argparse.Namespace, rest: list[str]) -> int:
+        del rest
+        from beam_llm.cli.new import write_new
+
+        return write_new(arguments.kind, arguments.file)
+
+    new.set_defaults(handler=handler)
+
+
+def _add_explain(commands: Any) -> None:
+    explain = commands.add_parser(
+        "explain",
+        help="say what a transform or a knob is",
+        description=(
+            "Says what a transform, a section of its configuration or a knob is, with type,"
+            " bounds, default and an example."
+        ),
+        epilog="For instance: beam-llm explain VLLMChat.sampling.max_tokens",
+        allow_abbrev=False,
+    )
+    name = explain.add_argument(
+        "name",
+        metavar="NAME[.PATH]",
+        nargs="?",
+        help="a transform and the names that lead to a knob; without it, all transforms",
+    )
+
+    def names(prefix: str, **_: Any) -> list[str]:
+        from beam_llm.cli.explain import paths
+
+        return [path for path in paths() if path.startswith(prefix)]
+
+    name.completer = names
+
+    def handler(arguments: argparse.Namespace, rest: list[str]) -> int:
+        del rest
+        from beam_llm.cli.explain import explain
+
+        return explain(arguments.name)
+
+    explain.set_defaults(handler=handler)
+
+
+def _add_schema(commands: Any) -> None:
+    schema = commands.add_parser(
+        "schema",
+        help="print the JSON Schema of a transform or of a pipeline file",
+        description=(
+            "Prints the JSON Schema of a transform's configuration; without NAME, a list of all"
+            " of them. With --pipeline: the schema of a whole Beam YAML file, composed with the"
+            " one in the installed Beam, for editors."
+        ),
+        allow_abbrev=False,
+    )
+    name = schema.add_argument("name", metavar="NAME", nargs="?", help="a transform")
+    schema.add_argument(
+        "--pipeline", action="store_true", help="the schema of a whole pipeline file"
+    )
+    schema.add_argument(
+        "--draft",
+        choices=("2020-12", "draft-07"),
+        help="the draft of JSON Schema (default: 2020-12; draft-07 with --pipeline, for editors)",
+    )
+    schema.add_argument("--out", metavar="DIR", help="write files there in place of printing")
+
+    def names(prefix: str, **_: Any) -> list[str]:
+        from beam_llm.registry import TRANSFORMS
+
+        return [name for name in TRANSFORMS if name.startswith(prefix)]
+
+    name.completer = names
+
+    def handler(arguments: argparse.Namespace, rest: list[str]) -> int:
+        del rest
+        from beam_llm.cli.schema import show_schema
+
+        return show_schema(
+            arguments.name, arguments.draft, arguments.out, pipeline=arguments.pipeline
+        )
+
+    schema.set_defaults(handler=handler)
+
+
+def _add_doctor(commands: Any) -> None:
+    doctor = commands.add_parser(
+        "doctor",
+        help="say what is installed here, and what to do about the rest",
+        description=(
+            "Looks for Python, Beam, vLLM, a GPU, Prism, Java, Maven and Go, with their versions,"
+            " and says what to do about what is not there. Exits with 1 only when something is"
+            " broken without which nothing works."
+        ),
+        allow_abbrev=False,
+    )
+    doctor.add_argument("--json", action="store_true", help="print JSON")
+
+    def handler(arguments: argparse.Namespace, rest: list[str]) -> int:
+        del rest
+        from beam_llm.cli.doctor import doctor
+
+        return doctor(as_json=arguments.json)
+
+    doctor.set_defaults(handler=handler)
+
+
+def _add_completion(commands: Any) -> None:
+    completion = commands.add_parser(
+        "completion",
+        help="print what a shell needs to complete this command",
+        description="Prints a script after which the shell completes commands, options and knobs.",
+        epilog=(
+            'bash: eval "$(beam-llm completion bash)" in ~/.bashrc. zsh: the same with zsh, in'
+            " ~/.zshrc. fish: beam-llm completion fish | source"
+        ),
+        allow_abbrev=False,
+    )
+    completion.add_argument("shell", choices=("bash", "zsh", "fish"), help="which shell")
+
+    def handler(arguments: argparse.Namespace, rest: list[str]) -> int:
+        del rest
+        from beam_llm.cli.completion import show_completion
+
+        return show_completion(arguments.shell)
+
+    completion.set_defaults(handler=handler)

@@ -1,0 +1,112 @@
+"""The schema of a whole pipeline file: Beam's own, with our transforms in it.
+
+Beam's part is read from the installed package, on the user's machine. Nothing here imports
+Beam.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from beam_llm.registry import TRANSFORMS
+from beam_llm.schemas import DRAFTS, self_contained
+
+#: The file that ``beam-llm schema --pipeline --out DIR`` writes.
+FILE_NAME = "beam-llm-pipeline.schema.json"
+
+
+def pipeline_schema(draft: str = "draft-07") -> dict[str, Any]:
+    """Composes the schema of a Beam YAML pipeline file.
+
+    Args:
+      draft: A key of ``beam_llm.schemas.DRAFTS``. Beam's part is written in draft-07 and
+        uses nothing that changed since.
+
+    Returns:
+      The schema: Beam's, in which a step whose type is one of our transforms must have a
+      configuration of that transform.
+
+    Raises:
+      FileNotFoundError: The installed Beam has no schema of its own.
+    """
+    folder = _beam_yaml()
+    schema = _read(folder / "pipeline.schema.yaml")
+    definitions = schema["$defs"]
+    schema = {
+        **schema,
+        "$schema": DRAFTS[draft],
+        "$id": f"urn:beam-llm:schema:pipeline{'' if draft == '2020-12' else ':' + draft}:v1",
+        "title": "Beam YAML pipeline with the transforms of beam-llm",
+    }
+    kind = definitions["transformBase"]["properties"]["type"]
+    # The enumeration offers names to an editor; the second alternative allows all others.
+    definitions["transformBase"]["properties"]["type"] = {
+        **kind,
+        "description": "What the step does: the name of a transform.",
+        "anyOf": [{"enum": sorted({*TRANSFORMS, *_listed(folder)})}, {"type": "string"}],
+    }
+    definitions["transform"]["allOf"] += [
+        {
+            "if": {"properties": {"type": {"const": spec.name}}, "required": ["type"]},
+            "then": _step(self_contained(spec.config)),
+        }
+        for spec in TRANSFORMS.values()
+    ]
+    _accept_listings(definitions["provider"])
+    return schema
+
+
+def _step(config: dict[str, Any]) -> dict[str, Any]:
+    step: dict[str, Any] = {"properties": {"config": config}}
+    if config.get("required"):
+        step["required"] = ["config"]
+    return step
+
+
+def _accept_listings(provider: dict[str, Any]) -> None:
+    """Accepts the provider listings that Beam takes and its schema does not describe.
+
+    A listing needs no ``config`` (``ExternalProvider.provider_from_spec``), and the
+    transforms of a ``yaml`` listing are mappings with the steps they stand for.
+    """
+    provider["required"] = [key for key in provider["required"] if key != "config"]
+    transforms = provider["properties"]["transforms"]
+    transforms["additionalProperties"] = {
+        "if": {"type": "object"},
+        "then": {
+            "properties": {
+                "body": {
+                    "if": {"type": "object"},
+                    "then": {"$ref": "#/$defs/transform"},
+                    "else": {"type": "string"},  # a Jinja template
+                }
+            }
+        },
+        "else": transforms["additionalProperties"],
+    }
+
+
+def _beam_yaml() -> Path:
+    beam = importlib.util.find_spec("apache_beam")
+    if beam is None or beam.origin is None:
+        raise FileNotFoundError("apache-beam is not installed")
+    return Path(beam.origin).parent / "yaml"
+
+
+def _listed(folder: Path) -> Iterator[str]:
+    """Names of Beam's own transforms, as far as its listings tell."""
+    yield from ("chain", "composite")
+    for name in ("standard_providers.yaml", "standard_io.yaml"):
+        if (folder / name).exists():
+            for listing in _read(folder / name):
+                yield from listing.get("transforms", ())
+
+
+def _read(file: Path) -> Any:
+    with file.open(encoding="utf-8") as stream:
+        return yaml.safe_load(stream)
