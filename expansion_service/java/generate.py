@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from beam_llm import validation
+from beam_llm.config import INT64
 from beam_llm.registry import TRANSFORMS, TransformSpec
 from beam_llm.schemas import json_schema
 
@@ -407,7 +408,7 @@ def _bounds(rule: Rule) -> list[str]:
             words.format(_html(_pattern_words(rule[key])) if key == "pattern" else rule[key]),
         )
         for key, words in _BOUNDS.items()
-        if key in rule
+        if key in rule and rule[key] not in INT64  # what a long holds says nothing
     ]
 
 

@@ -12,12 +12,12 @@ public final class Autoscaling extends Section {
           .optional("metric_tag", Rule.string().minLength(1))
           .optional("aggregation", Rule.string().pattern("^(last|lifetime_max|max|mean|p([1-9][0-9]?|100))$", "last, lifetime_max, max, mean or a percentile such as p90"))
           .optional("aggregation_count", Rule.integer().minimum(1).maximum(100000))
-          .optional("target_drain_secs", Rule.number().exclusiveMinimum(0))
-          .optional("window_secs", Rule.number().exclusiveMinimum(0))
+          .optional("target_drain_secs", Rule.number().exclusiveMinimum(0).maximum(31536000))
+          .optional("window_secs", Rule.number().exclusiveMinimum(0).maximum(31536000))
           .optional("interval_secs", Rule.number().minimum(0.05).maximum(3600))
           .optional("scrape_timeout_secs", Rule.number().exclusiveMinimum(0).maximum(60))
-          .optional("min_completions", Rule.integer().minimum(1))
-          .optional("full_concurrency", Rule.integer().minimum(1))
+          .optional("min_completions", Rule.integer().minimum(1).maximum(9223372036854775807L))
+          .optional("full_concurrency", Rule.integer().minimum(1).maximum(9223372036854775807L))
           .optional("page_port", Rule.integer().minimum(1).maximum(65535))
           .optional("page_host", Rule.string().minLength(1));
 
@@ -107,7 +107,8 @@ public final class Autoscaling extends Section {
      * How many seconds of work a worker should hold: the pool is sized to work off the backlog in
      * about this time.
      *
-     * <p>A number (seconds), above 0. Default: {@code 300.0}. Example: {@code 60}.
+     * <p>A number (seconds), above 0, at most 31536000. Default: {@code 300.0}. Example: {@code
+     * 60}.
      *
      * @param targetDrainSecs {@code target_drain_secs}
      * @return this builder
@@ -120,7 +121,8 @@ public final class Autoscaling extends Section {
      * How much of the latest learnable time the estimate rests on; several times as long as a
      * request takes.
      *
-     * <p>A number (seconds), above 0. Default: {@code 300.0}. Example: {@code 600}.
+     * <p>A number (seconds), above 0, at most 31536000. Default: {@code 300.0}. Example: {@code
+     * 600}.
      *
      * @param windowSecs {@code window_secs}
      * @return this builder

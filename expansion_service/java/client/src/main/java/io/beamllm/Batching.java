@@ -9,8 +9,8 @@ public final class Batching extends Section {
       new Knobs()
           .optional("min_batch_size", Rule.integer().minimum(1).maximum(100000))
           .optional("max_batch_size", Rule.integer().minimum(1).maximum(100000))
-          .optional("max_batch_duration_secs", Rule.number().exclusiveMinimum(0))
-          .optional("max_batch_weight", Rule.integer().minimum(1))
+          .optional("max_batch_duration_secs", Rule.number().exclusiveMinimum(0).maximum(31536000))
+          .optional("max_batch_weight", Rule.integer().minimum(1).maximum(9223372036854775807L))
           .optional("weight", Rule.string().oneOf("rows", "tokens"));
 
   private Batching(Builder builder) {
@@ -59,7 +59,7 @@ public final class Batching extends Section {
     /**
      * Longest wait of an incomplete batch, in streaming.
      *
-     * <p>A number (seconds), above 0. Default: {@code 1.0}. Example: {@code 1.0}.
+     * <p>A number (seconds), above 0, at most 31536000. Default: {@code 1.0}. Example: {@code 1.0}.
      *
      * @param maxBatchDurationSecs {@code max_batch_duration_secs}
      * @return this builder

@@ -8,7 +8,7 @@ public final class Requests extends Section {
   static final Knobs KNOBS =
       new Knobs()
           .optional("max_in_flight", Rule.integer().minimum(1).maximum(4096))
-          .optional("timeout_secs", Rule.number().exclusiveMinimum(0))
+          .optional("timeout_secs", Rule.number().exclusiveMinimum(0).maximum(31536000))
           .optional("max_retries", Rule.integer().minimum(0).maximum(100));
 
   private Requests(Builder builder) {
@@ -44,7 +44,8 @@ public final class Requests extends Section {
     /**
      * Longest time one attempt of one request may take.
      *
-     * <p>A number (seconds), above 0. Default: {@code 600.0}. Example: {@code 600}.
+     * <p>A number (seconds), above 0, at most 31536000. Default: {@code 600.0}. Example: {@code
+     * 600}.
      *
      * @param timeoutSecs {@code timeout_secs}
      * @return this builder

@@ -9,7 +9,7 @@ public final class ResourceHints extends Section {
       new Knobs()
           .optional("accelerator", Rule.string().minLength(1))
           .optional("min_ram", Rule.string().minLength(1))
-          .optional("cpu_count", Rule.integer().minimum(1));
+          .optional("cpu_count", Rule.integer().minimum(1).maximum(9223372036854775807L));
 
   private ResourceHints(Builder builder) {
     super(builder);

@@ -9,16 +9,16 @@ public final class Sampling extends Section {
 
   static final Knobs KNOBS =
       new Knobs()
-          .optional("max_tokens", Rule.integer().minimum(1))
-          .optional("min_tokens", Rule.integer().minimum(0))
+          .optional("max_tokens", Rule.integer().minimum(1).maximum(9223372036854775807L))
+          .optional("min_tokens", Rule.integer().minimum(0).maximum(9223372036854775807L))
           .optional("temperature", Rule.number().minimum(0).maximum(2))
           .optional("top_p", Rule.number().exclusiveMinimum(0).maximum(1))
-          .optional("top_k", Rule.integer().minimum(-1))
+          .optional("top_k", Rule.integer().minimum(-1).maximum(9223372036854775807L))
           .optional("min_p", Rule.number().minimum(0).maximum(1))
           .optional("presence_penalty", Rule.number().minimum(-2).maximum(2))
           .optional("frequency_penalty", Rule.number().minimum(-2).maximum(2))
-          .optional("repetition_penalty", Rule.number().exclusiveMinimum(0))
-          .optional("seed", Rule.integer())
+          .optional("repetition_penalty", Rule.number().exclusiveMinimum(0).maximum(100))
+          .optional("seed", Rule.integer().minimum(-9223372036854775808L).maximum(9223372036854775807L))
           .optional("stop", Rule.list(Rule.string().minLength(1)))
           .optional("choices", Rule.list(Rule.string().minLength(1)).minItems(1))
           .optional("regex", Rule.string().minLength(1))
@@ -45,7 +45,7 @@ public final class Sampling extends Section {
     /**
      * Most tokens to generate; the server's default when absent.
      *
-     * <p>An integer, at least 1. Default: none. Example: {@code 64}.
+     * <p>An integer (tokens), at least 1. Default: none. Example: {@code 64}.
      *
      * @param maxTokens {@code max_tokens}
      * @return this builder
@@ -57,7 +57,7 @@ public final class Sampling extends Section {
     /**
      * Fewest tokens to generate before a stop counts.
      *
-     * <p>An integer, at least 0. Default: none. Example: {@code 1}.
+     * <p>An integer (tokens), at least 0. Default: none. Example: {@code 1}.
      *
      * @param minTokens {@code min_tokens}
      * @return this builder
@@ -141,7 +141,7 @@ public final class Sampling extends Section {
     /**
      * Values above 1 discourage repetition.
      *
-     * <p>A number, above 0. Default: none. Example: {@code 1.1}.
+     * <p>A number, above 0, at most 100. Default: none. Example: {@code 1.1}.
      *
      * @param repetitionPenalty {@code repetition_penalty}
      * @return this builder

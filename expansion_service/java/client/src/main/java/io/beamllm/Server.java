@@ -13,7 +13,7 @@ public final class Server extends Section {
           .optional("args", Rule.list(Rule.string()))
           .optional("env", Rule.map(Rule.string()))
           .optional("env_from_worker", Rule.list(Rule.string().minLength(1)))
-          .optional("startup_timeout_secs", Rule.number().exclusiveMinimum(0))
+          .optional("startup_timeout_secs", Rule.number().exclusiveMinimum(0).maximum(31536000))
           .optional("endpoint", Rule.string().pattern("^https?://[^\\s/?#]+[^\\s?#]*$", "an address such as http://127.0.0.1:8000/v1"))
           .optional("metrics_endpoint", Rule.string().pattern("^https?://[^\\s/?#]+[^\\s?#]*$", "an address such as http://127.0.0.1:8000/v1"))
           .optional("api_key_env", Rule.string().minLength(1));
@@ -101,7 +101,8 @@ public final class Server extends Section {
     /**
      * Longest time the server may take to answer.
      *
-     * <p>A number (seconds), above 0. Default: {@code 600.0}. Example: {@code 600}.
+     * <p>A number (seconds), above 0, at most 31536000. Default: {@code 600.0}. Example: {@code
+     * 600}.
      *
      * @param startupTimeoutSecs {@code startup_timeout_secs}
      * @return this builder
