@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 
@@ -18,6 +18,8 @@ from beam_llm.schemas import DRAFTS, self_contained
 
 #: The file that ``beam-llm schema --pipeline --out DIR`` writes.
 FILE_NAME = "beam-llm-pipeline.schema.json"
+
+_TEMPLATE = r"\{[{%]"
 
 
 def pipeline_schema(draft: str = "draft-07") -> dict[str, Any]:
@@ -53,7 +55,7 @@ def pipeline_schema(draft: str = "draft-07") -> dict[str, Any]:
     definitions["transform"]["allOf"] += [
         {
             "if": {"properties": {"type": {"const": spec.name}}, "required": ["type"]},
-            "then": _step(self_contained(spec.config)),
+            "then": _step(_with_templates(self_contained(spec.config))),
         }
         for spec in TRANSFORMS.values()
     ]
@@ -66,6 +68,20 @@ def _step(config: dict[str, Any]) -> dict[str, Any]:
     if config.get("required"):
         step["required"] = ["config"]
     return step
+
+
+def _with_templates(rule: Any) -> Any:
+    """Lets text of a certain form be a Jinja template, which an editor sees unfilled."""
+    if isinstance(rule, list):
+        return [_with_templates(inner) for inner in cast("list[Any]", rule)]
+    if not isinstance(rule, dict):
+        return rule
+    made = {key: _with_templates(inner) for key, inner in cast("dict[str, Any]", rule).items()}
+    if isinstance(made.get("pattern"), str):
+        made["pattern"] = f"{made['pattern']}|{_TEMPLATE}"
+    if isinstance(made.get("enum"), list):
+        made["anyOf"] = [{"enum": made.pop("enum")}, {"pattern": _TEMPLATE}]
+    return made
 
 
 def _accept_listings(provider: dict[str, Any]) -> None:
@@ -104,7 +120,8 @@ def _listed(folder: Path) -> Iterator[str]:
     for name in ("standard_providers.yaml", "standard_io.yaml"):
         if (folder / name).exists():
             for listing in _read(folder / name):
-                yield from listing.get("transforms", ())
+                # Such as `Filter-java`, which stands for `Filter` in that language.
+                yield from (name for name in listing.get("transforms", ()) if "-" not in name)
 
 
 def _read(file: Path) -> Any:

@@ -102,6 +102,15 @@ def test_mistakes_are_found_in_their_place(validator: Any, pipeline: Any, expect
         assert places(validator, {"pipeline": mended}) == []
 
 
+def test_templates_may_stand_for_text_of_a_form(validator: Any) -> None:
+    templates = {
+        "output_field": "{{ field }}",
+        "server": {"endpoint": "{{ endpoint }}"},
+        "prefix_batching": {"mode": "{% if x %}none{% else %}fixed{% endif %}"},
+    }
+    assert places(validator, {"pipeline": {"transforms": [ROWS, chat(**templates)]}}) == []
+
+
 LISTING = {"type": "python", "transforms": {"VLLMChat": "beam_llm.transforms.VLLMChat"}}
 
 
