@@ -1,6 +1,7 @@
 """How a stream ends: drained, nothing is lost; cancelled, nothing is left running."""
 
 import contextlib
+import gc
 import logging
 import threading
 import time
@@ -118,6 +119,9 @@ def test_cancelling_ends_the_server(
     assert servers
     result.cancel()
     assert result.state == PipelineState.CANCELLED
-    _, alive = psutil.wait_procs(servers, timeout=120)
-    assert alive == []
+    alive = servers
+    while alive:
+        assert time.monotonic() < deadline
+        gc.collect()  # Beam drops the DoFns of a cancelled bundle, without a teardown
+        _, alive = psutil.wait_procs(alive, timeout=1)
     assert held_by(log) == []

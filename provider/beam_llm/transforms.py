@@ -499,7 +499,7 @@ class _Ask(beam.DoFn):
         self._under_way: dict[Submission, tuple[Any, list[tuple[Any, Timestamp]], Any]] = {}
         self._rows = 0
         # A queue for each bundle: what an abandoned one still gets disturbs nobody.
-        self._done: queue.SimpleQueue[Submission] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[Submission | None] = queue.SimpleQueue()
 
     def process(self, element: Any, window: Any = beam.DoFn.WindowParam) -> Iterator[Any]:
         key, rows = element
@@ -512,7 +512,9 @@ class _Ask(beam.DoFn):
                 members.append((row, timestamp))
             except RowError as error:
                 yield self._failed(row, error, timestamp, window)
-        if calls and self._client is not None:
+        if self._client is None:
+            raise _abandoned()
+        if calls:
             submission = self._client.submit(calls, self._done.put)
             self._under_way[submission] = (key, members, window)
             self._rows += len(calls)
@@ -526,12 +528,17 @@ class _Ask(beam.DoFn):
     def finish_bundle(self) -> Any:
         while self._under_way:
             yield from self._results(self._done.get())
+        if self._client is None:
+            raise _abandoned()
 
     def teardown(self) -> None:
-        self._abandon()
+        # Beam tears down the steps of a cancelled pipeline while another thread is in a bundle.
         self._client = None
+        self._abandon()
 
-    def _results(self, submission: Submission) -> Iterator[Any]:
+    def _results(self, submission: Submission | None) -> Iterator[Any]:
+        if submission is None or submission not in self._under_way:
+            raise _abandoned()
         key, members, window = self._under_way.pop(submission)
         self._rows -= len(members)
         try:
@@ -578,8 +585,18 @@ class _Ask(beam.DoFn):
         return TaggedOutput(_FAILED, WindowedValue(self._fail(row, error), timestamp, (window,)))
 
     def _abandon(self) -> None:
-        for submission in getattr(self, "_under_way", ()):
+        """Gives up the bundle, and lets go of the client, which Beam may keep this step for."""
+        for submission in list(getattr(self, "_under_way", ())):
             submission.cancel()
+        self._under_way = {}
+        waited_for, self._done = getattr(self, "_done", None), queue.SimpleQueue()
+        for done in (waited_for, self._done):
+            if done is not None:
+                done.put(None)  # ends the wait for what has been cancelled
+
+
+def _abandoned() -> Exception:
+    return RuntimeError("the step was torn down while it had requests under way")
 
 
 # The transforms
