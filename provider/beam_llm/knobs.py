@@ -5,11 +5,14 @@ The reference pages and ``beam-llm explain`` are written with this, from the sch
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from beam_llm.config import INT64, Section
 from beam_llm.schemas import self_contained
@@ -127,6 +130,38 @@ def least(model: type[Section]) -> dict[str, Any]:
         if knob is not None and knob.name not in config:
             config[knob.name] = knob.example
     return config
+
+
+def deprecated_in(config: Section) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    """Finds the deprecated knobs that a configuration sets to something of its own.
+
+    Args:
+      config: A configuration.
+
+    Yields:
+      The path of each, with list indices, and since when and for what it is to be replaced.
+    """
+    if any(knob.deprecated for knob in _every(type(config))):
+        # Defaults are left out of this.
+        yield from _deprecated(self_contained(type(config)), msgspec.to_builtins(config), ())
+
+
+@functools.cache
+def _every(model: type[Section]) -> tuple[Knob, ...]:
+    return tuple(walk(model))
+
+
+def _deprecated(
+    rule: Rule, value: Any, path: tuple[str | int, ...]
+) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    if "x-deprecated" in rule:
+        yield path, rule["x-deprecated"]
+    elif "properties" in rule:
+        for name, inner in value.items():
+            yield from _deprecated(rule["properties"][name], inner, (*path, name))
+    elif "properties" in rule.get("items", {}):
+        for i, inner in enumerate(value):
+            yield from _deprecated(rule["items"], inner, (*path, i))
 
 
 def value_words(value: Any) -> str:

@@ -55,7 +55,7 @@ def pipeline_schema(draft: str = "draft-07") -> dict[str, Any]:
     definitions["transform"]["allOf"] += [
         {
             "if": {"properties": {"type": {"const": spec.name}}, "required": ["type"]},
-            "then": _step(_with_templates(self_contained(spec.config))),
+            "then": _step(_for_editors(self_contained(spec.config))),
         }
         for spec in TRANSFORMS.values()
     ]
@@ -70,17 +70,23 @@ def _step(config: dict[str, Any]) -> dict[str, Any]:
     return step
 
 
-def _with_templates(rule: Any) -> Any:
-    """Lets text of a certain form be a Jinja template, which an editor sees unfilled."""
+def _for_editors(rule: Any) -> Any:
+    """Fits a schema to editors.
+
+    They see Jinja templates unfilled, so that text of a form may be one; and YAML language
+    servers say what is deprecated in a keyword of their own.
+    """
     if isinstance(rule, list):
-        return [_with_templates(inner) for inner in cast("list[Any]", rule)]
+        return [_for_editors(inner) for inner in cast("list[Any]", rule)]
     if not isinstance(rule, dict):
         return rule
-    made = {key: _with_templates(inner) for key, inner in cast("dict[str, Any]", rule).items()}
+    made = {key: _for_editors(inner) for key, inner in cast("dict[str, Any]", rule).items()}
     if isinstance(made.get("pattern"), str):
         made["pattern"] = f"{made['pattern']}|{_TEMPLATE}"
     if isinstance(made.get("enum"), list):
         made["anyOf"] = [{"enum": made.pop("enum")}, {"pattern": _TEMPLATE}]
+    if "x-deprecated" in made:
+        made["deprecationMessage"] = f"deprecated {made['x-deprecated']}"
     return made
 
 

@@ -1,14 +1,16 @@
 """The schema of a whole pipeline file, composed with that of the installed Beam."""
 
 import copy
+import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import jsonschema
 import pytest
 import yaml
 from apache_beam.yaml import yaml_transform
 
+from beam_llm.config import Deprecated, Section, _meta
 from beam_llm.knobs import least
 from beam_llm.pipeline_schema import pipeline_schema
 from beam_llm.registry import TRANSFORMS
@@ -159,6 +161,25 @@ def test_a_listing_without_transforms_is_a_mistake(validator: Any) -> None:
 def test_an_editor_is_offered_our_names_and_those_of_beam() -> None:
     kind = pipeline_schema()["$defs"]["transformBase"]["properties"]["type"]
     assert {*TRANSFORMS, "chain", "ReadFromCsv", "Sql"} <= set(kind["anyOf"][0]["enum"])
+
+
+def test_an_editor_says_what_is_deprecated(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = dataclasses.replace(TRANSFORMS["VLLMChat"], config=_WithOld)
+    monkeypatch.setitem(TRANSFORMS, spec.name, spec)
+    (step,) = [
+        rule["then"]["properties"]["config"]["properties"]
+        for rule in pipeline_schema()["$defs"]["transform"]["allOf"][1:]
+        if rule["if"].get("properties", {}).get("type") == {"const": spec.name}
+    ]
+    assert step["old"]["deprecationMessage"] == "deprecated since 0.3: use new"
+    assert "deprecationMessage" not in step["new"]
+
+
+class _WithOld(Section, frozen=True):
+    """A configuration with a knob that is on its way out."""
+
+    new: Annotated[int, _meta("New.", example=1)] = 1
+    old: Annotated[int, _meta("Old.", example=1, deprecated=Deprecated("0.3", "new"))] = 1
 
 
 def test_what_beam_accepts_passes_and_what_it_refuses_does_not(validator: Any) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from beam_llm.cli.schema import text_of
 from beam_llm.config import Deprecated, Section, _meta
-from beam_llm.knobs import knobs, walk
+from beam_llm.knobs import deprecated_in, knobs, walk
 from beam_llm.registry import TRANSFORMS, TransformSpec
 from beam_llm.schemas import DRAFTS, file_name, published, self_contained
 
@@ -105,3 +105,19 @@ def test_a_deprecated_knob_says_so() -> None:
         "since 0.2: it has no effect",
         None,
     ]
+
+
+class _Holder(Section, frozen=True):
+    """A configuration around it."""
+
+    one: Annotated[_Old, _meta("One.")] = _Old()
+    many: Annotated[tuple[_Old, ...], _meta("Many.")] = ()
+
+
+def test_deprecated_knobs_are_found_where_they_are_set() -> None:
+    assert list(deprecated_in(_Holder())) == []
+    found = deprecated_in(_Holder(one=_Old(wait=2, kept=2), many=(_Old(), _Old(gone=2))))
+    assert dict(found) == {
+        ("one", "wait"): "since 0.3: use requests.timeout_secs",
+        ("many", 1, "gone"): "since 0.2: it has no effect",
+    }
