@@ -6,14 +6,13 @@ that writes them: what is compared is what a Java user can call, and the bytes t
 
 import base64
 import json
-import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from apache_beam.coders import RowCoder
 from apache_beam.portability.api import external_transforms_pb2
+from driver import Builders, class_name
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -22,7 +21,6 @@ from beam_llm.registry import TRANSFORMS, TransformSpec
 from beam_llm.schemas import json_schema
 from beam_llm.validation import ConfigError, check, load, plain
 
-CLASSES = {"VLLMChat": "VllmChat", "VLLMCompletions": "VllmCompletions"}
 MINIMAL: dict[str, dict[str, Any]] = {
     "VLLMChat": {"model": "m", "messages": [{"role": "user", "content": "{text}"}]},
     "VLLMCompletions": {"model": "m", "prompt": "{text}"},
@@ -30,52 +28,6 @@ MINIMAL: dict[str, dict[str, Any]] = {
 SPECS = list(TRANSFORMS.values())
 
 Rule = dict[str, Any]
-
-
-class Builders:
-    """The Java builders, in a process that answers a line for a line."""
-
-    def __init__(self, java: Path):
-        client = java / "client/target"
-        libraries = (java / "example/target/classpath").read_text()
-        self.command = [
-            "java",
-            "-Xshare:auto",
-            "-cp",
-            f"{client}/test-classes:{client}/classes:{libraries}",
-            "io.beamllm.Conformance",
-        ]
-        self.process = subprocess.Popen(
-            self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8"
-        )
-
-    def __call__(self, spec: TransformSpec, config: dict[str, Any]) -> dict[str, Any]:
-        request = {"class": class_name(spec), "config": config}
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write(json.dumps(request) + "\n")
-        self.process.stdin.flush()
-        return json.loads(self.process.stdout.readline())
-
-    def setters(self, *classes: str) -> dict[str, dict[str, list[str]]]:
-        done = subprocess.run(
-            [*self.command, "describe", *classes], capture_output=True, text=True, check=True
-        )
-        return json.loads(done.stdout)
-
-    def close(self) -> None:
-        self.process.communicate()
-
-
-@pytest.fixture(scope="module")
-def builders(java_build: Path) -> Iterator[Builders]:
-    found = Builders(java_build)
-    yield found
-    found.close()
-
-
-def class_name(spec: TransformSpec) -> str:
-    return CLASSES.get(spec.name, spec.name)
 
 
 def sent(answer: dict[str, Any]) -> tuple[str, dict[str, Any]]:

@@ -15,17 +15,21 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
 EXAMPLE = Path(__file__).parent
 STOP_SECS = 15.0
+KEPT_LINES = 100
 
 
 @contextlib.contextmanager
 def job_service(kind: str) -> Iterator[str]:
     """Runs a local job service.
+
+    It works in a temporary folder, which goes with it.
 
     Args:
       kind: `prism=PATH` with the path of Prism, or `python` for Beam's local job service.
@@ -34,19 +38,25 @@ def job_service(kind: str) -> Iterator[str]:
       Its address.
     """
     name, _, path = kind.partition("=")
-    with tempfile.TemporaryDirectory(prefix="beam-llm-jobs-") as staging:
+    with tempfile.TemporaryDirectory(prefix="beam-llm-jobs-") as folder:
+        port_file = Path(folder) / "port"
         if name == "prism":
-            command = [path, "--job_port=0", "--serve_http=false", "--log_kind=text"]
-            address = re.compile(r"Serving JobManagement.*endpoint=\"?(\S+:\d+)")
+            command = [
+                str(Path(path).resolve()),
+                "--job_port=0",
+                "--serve_http=false",
+                "--log_kind=text",
+            ]
         else:
             module = "apache_beam.runners.portability.local_job_service_main"
-            command = [sys.executable, "-m", module, "--port=0", f"--staging_dir={staging}"]
-            address = re.compile(r"Listening for jobs at (\d+)")
+            command = [sys.executable, "-m", module, "--port=0", f"--port_file={port_file}"]
+        said: list[str] = []
         with subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         ) as process:
+            threading.Thread(target=_listen, args=(process.stdout, said), daemon=True).start()
             try:
-                yield _address(process, address)
+                yield f"localhost:{_port(process, port_file, said)}"
             finally:
                 process.terminate()
                 try:
@@ -55,21 +65,21 @@ def job_service(kind: str) -> Iterator[str]:
                     process.kill()
 
 
-def _address(process: subprocess.Popen[str], pattern: re.Pattern[str]) -> str:
-    output = process.stdout
-    assert output is not None  # noqa: S101 - it was asked for
-    said = []
-    for line in output:
-        said.append(line)
-        if found := pattern.search(line):
-            threading.Thread(target=_show, args=(output,), daemon=True).start()
-            return found[1] if ":" in found[1] else f"localhost:{found[1]}"
+def _port(process: subprocess.Popen[str], port_file: Path, said: list[str]) -> str:
+    while process.poll() is None:
+        if port_file.exists():
+            return port_file.read_text(encoding="utf-8").strip()
+        if found := re.search(r"Serving JobManagement.*endpoint=\S+:(\d+)", "".join(said)):
+            return found[1]
+        time.sleep(0.05)
     raise RuntimeError(f"{process.args} did not serve:\n{''.join(said)}")
 
 
-def _show(output: IO[str]) -> None:
+def _listen(output: IO[str], said: list[str]) -> None:
     with contextlib.suppress(ValueError):  # closed, at the end
         for line in output:
+            if len(said) < KEPT_LINES:
+                said.append(line)
             if re.search(r"WARN|ERROR", line):
                 sys.stderr.write(line)
 
