@@ -13,11 +13,11 @@ MODEL := .cache/models/smollm2-135m-instruct
 PRISM := .cache/bin/prism
 PRISM_VERSION := v2.77.0
 
-.PHONY: run test lint unit format clean help setup
+.PHONY: run test lint unit format clean help setup java-example
 .DEFAULT_GOAL := help
 
 help: ## list the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
 
 $(UV):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null || { \
@@ -50,6 +50,17 @@ run: .venv/.synced $(MODEL)/config.json ## label real text with a real model
 	@$(BIN)/beam-llm run yaml_examples/quickstart.yaml --var model=$(MODEL) \
 	  --var input=output/quickstart/questions.jsonl --var output=output/quickstart --preview 15
 
+java-example: setup ## label real text from a Java pipeline, on Prism (JAVA_RUNNER=python: Beam's own)
+	@command -v mvn >/dev/null || { echo "make: the Java example needs JDK 17 and Maven" >&2; exit 1; }
+	@mvn --batch-mode --quiet --no-transfer-progress -f expansion_service/java -DskipTests package
+	@rm -rf output/java
+	@$(BIN)/beam-llm demo-data output/java/questions.jsonl
+	@$(BIN)/python expansion_service/java/example/run_local.py \
+	  $(if $(filter python,$(JAVA_RUNNER)),python,prism=$(CURDIR)/$(PRISM)) \
+	  --input=$(CURDIR)/output/java/questions.jsonl --output=$(CURDIR)/output/java \
+	  --model=$(CURDIR)/$(MODEL) --cpu=true
+	@head -n 5 output/java/labels*.jsonl
+
 test: setup lint unit ## lint, types and every test
 
 lint: .venv/.synced ## ruff and pyright
@@ -67,4 +78,4 @@ format: .venv/.synced ## rewrite the sources in the project's format
 	@$(BIN)/ruff check --fix .
 
 clean: ## remove everything that make created
-	rm -rf .venv .cache .pytest_cache .ruff_cache .hypothesis output uv.lock
+	rm -rf .venv .cache .pytest_cache .ruff_cache .hypothesis output uv.lock expansion_service/java/*/target

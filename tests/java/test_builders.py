@@ -7,6 +7,7 @@ that writes them: what is compared is what a Java user can call, and the bytes t
 import base64
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,13 +19,13 @@ from hypothesis import strategies as st
 
 from beam_llm.config import LLMConfig
 from beam_llm.registry import TRANSFORMS, TransformSpec
-from beam_llm.schemas import json_schema
 from beam_llm.validation import ConfigError, check, load, plain
 
 MINIMAL: dict[str, dict[str, Any]] = {
     "VLLMChat": {"model": "m", "messages": [{"role": "user", "content": "{text}"}]},
     "VLLMCompletions": {"model": "m", "prompt": "{text}"},
 }
+SCHEMAS = Path(__file__).parents[2] / "schemas"
 SPECS = list(TRANSFORMS.values())
 
 Rule = dict[str, Any]
@@ -39,12 +40,27 @@ def sent(answer: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     return payload.identifier, plain(row)
 
 
+def schema(spec: TransformSpec) -> Rule:
+    """The schema as it is published."""
+    return json.loads((SCHEMAS / f"{spec.name}.v1.json").read_text(encoding="utf-8"))
+
+
 def definitions(spec: TransformSpec) -> dict[str, Rule]:
-    return json_schema(spec.config)["$defs"]
+    """The transform and all its sections by their names."""
+    found: dict[str, Rule] = {}
+
+    def collect(rule: Rule) -> None:
+        if name := section(rule):
+            found[name] = rule
+        for inner in [*rule.get("properties", {}).values(), rule.get("items", {})]:
+            collect(inner)
+
+    collect(schema(spec))
+    return found
 
 
 def section(rule: Rule) -> str | None:
-    return rule["$ref"].rpartition("/")[2] if "$ref" in rule else None
+    return rule["title"] if "properties" in rule else None
 
 
 def camel(knob: str) -> str:
@@ -71,8 +87,7 @@ def java_types(knob: str, rule: Rule) -> set[str]:
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
 def test_setters_are_the_knobs(builders: Builders, spec: TransformSpec) -> None:
     found = definitions(spec)
-    own = spec.config.__name__
-    names = {name: (class_name(spec) if name == own else name) for name in found}
+    names = {name: (class_name(spec) if name == spec.name else name) for name in found}
     setters = builders.setters(*names.values())
     for name, definition in found.items():
         offered = {
@@ -85,10 +100,10 @@ def test_setters_are_the_knobs(builders: Builders, spec: TransformSpec) -> None:
         assert offered == wanted, name
 
 
-def value(rule: Rule, found: dict[str, Rule]) -> Any:
+def value(rule: Rule) -> Any:
     """A value that the schema takes."""
-    if name := section(rule):
-        return {knob: value(inner, found) for knob, inner in found[name]["properties"].items()}
+    if section(rule):
+        return {knob: value(inner) for knob, inner in rule["properties"].items()}
     if rule.get("examples"):
         return rule["examples"][0]
     if "enum" in rule:
@@ -98,15 +113,13 @@ def value(rule: Rule, found: dict[str, Rule]) -> Any:
 
 def knobs(spec: TransformSpec) -> Iterator[tuple[tuple[str, ...], Rule]]:
     """Every knob of a transform by its path, those in sections included."""
-    found = definitions(spec)
 
-    def inside(name: str, at: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Rule]]:
-        for knob, rule in found[name]["properties"].items():
-            yield (*at, knob), rule
-            if inner := section(rule):
-                yield from inside(inner, (*at, knob))
+    def inside(rule: Rule, at: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Rule]]:
+        for knob, inner in rule.get("properties", {}).items():
+            yield (*at, knob), inner
+            yield from inside(inner, (*at, knob))
 
-    yield from inside(spec.config.__name__, ())
+    yield from inside(schema(spec), ())
 
 
 def configured(spec: TransformSpec, path: tuple[str, ...], given: Any) -> dict[str, Any]:
@@ -130,14 +143,14 @@ EVERY_KNOB = [
 def test_every_knob_arrives_as_it_was_given(
     builders: Builders, spec: TransformSpec, path: tuple[str, ...], rule: Rule
 ) -> None:
-    config = configured(spec, path, value(rule, definitions(spec)))
+    config = configured(spec, path, value(rule))
     answer = builders(spec, config)
     assert sent(answer) == (spec.urn, config), answer
 
 
 def beyond(rule: Rule) -> Iterator[Any]:
     """Values of a knob's type that its schema refuses."""
-    if "enum" in rule or "$ref" in rule:
+    if "enum" in rule or section(rule):
         return
     kind = rule["type"]
     if kind == "array":
@@ -189,7 +202,7 @@ def test_every_bound_is_kept_in_the_same_words(
 def test_required_knobs_are_missed_in_the_same_words(
     builders: Builders, spec: TransformSpec
 ) -> None:
-    required = definitions(spec)[spec.config.__name__].get("required", [])
+    required = schema(spec).get("required", [])
     assert sent(builders(spec, dict(MINIMAL.get(spec.name, {}))))[0] == spec.urn
     for config in ({}, {"error_handling": {}}):
         if required or config:

@@ -96,6 +96,7 @@ def main() -> int:
     with job_service(kind) as endpoint:
         command = [
             "java",
+            f"-Djava.util.logging.config.file={EXAMPLE / 'logging.properties'}",
             "-cp",
             classpath(),
             "io.beamllm.example.LabelPackages",
