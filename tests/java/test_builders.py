@@ -52,8 +52,10 @@ def definitions(spec: TransformSpec) -> dict[str, Rule]:
     def collect(rule: Rule) -> None:
         if name := section(rule):
             found[name] = rule
-        for inner in [*rule.get("properties", {}).values(), rule.get("items", {})]:
+        for inner in rule.get("properties", {}).values():
             collect(inner)
+        if "items" in rule:
+            collect(rule["items"])
 
     collect(schema(spec))
     return found
