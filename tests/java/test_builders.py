@@ -166,7 +166,8 @@ def beyond(rule: Rule) -> Iterator[Any]:
     elif kind in ("integer", "number"):
         step = 1 if kind == "integer" else 0.25
         for bound, sign in (("minimum", -1), ("maximum", 1)):
-            if bound in rule:
+            # Beyond 64 bits there is nothing to refuse: a Java caller cannot write it.
+            if bound in rule and -(2**63) <= rule[bound] + sign * step < 2**63:
                 yield rule[bound] + sign * step
         for bound in ("exclusiveMinimum", "exclusiveMaximum"):
             if bound in rule:
@@ -253,7 +254,7 @@ texts = st.text(st.sampled_from("{}{}[]:!.ab_1 \n"), max_size=12) | st.sampled_f
 )
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(texts)
 def test_templates_are_read_as_python_reads_them(builders: Builders, text: str) -> None:
     spec = TRANSFORMS["VLLMCompletions"]
@@ -267,7 +268,7 @@ numbers = st.floats(allow_nan=False, allow_infinity=False) | st.floats(-3, 3).ma
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(numbers)
 def test_numbers_are_written_as_python_writes_them(builders: Builders, number: float) -> None:
     spec = TRANSFORMS["VLLMCompletions"]
@@ -280,7 +281,7 @@ def test_numbers_are_written_as_python_writes_them(builders: Builders, number: f
 names = st.text(min_size=1, max_size=8)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     model=st.sampled_from(["m", "org/model", 'quo"te\\', "ünïcode \U0001f600", "tab\t\x01\x7f"]),
     args=st.lists(names, max_size=2),

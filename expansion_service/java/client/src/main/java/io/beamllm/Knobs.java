@@ -71,17 +71,16 @@ final class Knobs {
       found.add(new Found(at, at, "null is not allowed here"));
       return;
     }
+    if (rule.type == Rule.Type.NUMBER && !Double.isFinite((Double) value)) {
+      double number = (Double) value;
+      String shown = Double.isNaN(number) ? "nan" : number > 0 ? "inf" : "-inf";
+      notFinite.add(new Found(at, at, shown + " is not a finite number"));
+      return;
+    }
     for (String message : rule.refusals(value)) {
       found.add(new Found(at, at, message));
     }
     switch (rule.type) {
-      case NUMBER:
-        double number = (Double) value;
-        if (Double.isNaN(number) || Double.isInfinite(number)) {
-          String shown = Double.isNaN(number) ? "nan" : number > 0 ? "inf" : "-inf";
-          notFinite.add(new Found(at, at, shown + " is not a finite number"));
-        }
-        break;
       case LIST:
         List<?> items = (List<?>) value;
         for (int i = 0; i < items.size(); i++) {

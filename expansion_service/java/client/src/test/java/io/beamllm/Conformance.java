@@ -232,7 +232,9 @@ public final class Conformance {
     Class<?> type = raw(wanted);
     if (type == String.class && value.isTextual()) {
       return value.asText();
-    } else if ((type == long.class || type == Long.class) && value.isIntegralNumber()) {
+    } else if ((type == long.class || type == Long.class)
+        && value.canConvertToLong()
+        && value.isIntegralNumber()) {
       return value.asLong();
     } else if ((type == double.class || type == Double.class) && value.isNumber()) {
       return value.asDouble();
