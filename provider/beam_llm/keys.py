@@ -48,7 +48,7 @@ def encode_key(key: Any) -> bytes:
         return b"b" + key
     if key is None:
         return b"0"
-    if isinstance(key, numbers.Integral):
+    if isinstance(key, int | numbers.Integral):
         return b"i%x" % int(key)
     if isinstance(key, float):
         if key.is_integer():

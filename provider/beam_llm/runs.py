@@ -80,11 +80,8 @@ class Rules:
         key, values, timestamps, _ = run
         if timestamps is None:
             return WindowedValue(values, in_window.max_timestamp(), (in_window,))
-        rows = [
-            (value, Timestamp(micros=micros))
-            for value, micros in zip(values, timestamps, strict=True)
-        ]
-        return WindowedValue((key, rows), Timestamp(micros=min(timestamps)), (in_window,))
+        batch = key, values, timestamps
+        return WindowedValue(batch, Timestamp(micros=min(timestamps)), (in_window,))
 
 
 class _Gather(beam.DoFn):
