@@ -58,7 +58,8 @@ def problems(transform: str, config: Any) -> list[str]:
     return [str(problem) for problem in check(TRANSFORMS[transform].config, config)[0]]
 
 
-@pytest.mark.parametrize("block", of("yaml"))
+# The examples of lints.md are wrong, each in its way: test_validate.py has them.
+@pytest.mark.parametrize("block", [b for b in of("yaml") if not b.id.startswith("lints.md")])
 def test_yaml_is_valid(block: Block, tmp_path: Path) -> None:
     if re.search(r"^pipeline:", block.text, re.MULTILINE):
         names = jinja2.meta.find_undeclared_variables(jinja2.Environment().parse(block.text))

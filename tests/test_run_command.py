@@ -150,7 +150,11 @@ def test_problems_of_our_steps_have_line_and_column(
         ("pipeline: {a: {{ 1 + 'a' }} }", 1, "Jinja: TypeError: "),
         ("pipeline: {a: {{ 1 // 0 }} }", 1, "Jinja: ZeroDivisionError: "),
         ("pipeline: {a: 2024-13-45}", 1, "not YAML: month must be in 1..12"),
-        ("pipeline: &p {transforms: [*p]}", 1, "transforms nest without end"),
+        (
+            "pipeline: &p {transforms: [*p]}",
+            1,
+            "an alias leads back to itself: values nest without end",
+        ),
         ("pipeline: {type: chain, transforms: [{type: NoSuch}]}", 1, "NoSuch"),
         (
             PIPELINE.replace('"{text}"', '"{txt}"'),

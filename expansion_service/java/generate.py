@@ -18,8 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from beam_llm import validation
-from beam_llm.config import INT64
+from beam_llm.config import FORMS, INT64
 from beam_llm.registry import TRANSFORMS, TransformSpec
 from beam_llm.schemas import json_schema
 
@@ -280,7 +279,7 @@ def _rule(rule: Rule) -> str:
 
 def _pattern_words(pattern: str) -> str:
     """What the Python package calls a text of this form when it refuses one that is not."""
-    return validation._PATTERNS.get(pattern, f"of the form {pattern}")
+    return FORMS.get(pattern, f"of the form {pattern}")
 
 
 _NOTES = frozenset({"description", "default", "examples", "title", "x-unit"})

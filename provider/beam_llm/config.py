@@ -73,12 +73,28 @@ class Section(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, fr
     """Base of all configuration models."""
 
 
-_FIELD_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
-_ADDRESS = r"^https?://[^\s/?#]+[^\s?#]*$"
+# Beam's rows have no fields that start with an underscore.
+FIELD_NAME = r"^[A-Za-z][A-Za-z0-9_]*$"
+FIELD_NAME_START = r"^([A-Za-z][A-Za-z0-9_]*)?$"
+CALLABLE = r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"
+ADDRESS = r"^https?://[^\s/?#]+[^\s?#]*$"
 #: What Beam's annotations can hold.
 PRINTABLE = r"^[ -~]+$"
 #: How recent values become the published one.
 AGGREGATION = r"^(last|lifetime_max|max|mean|p([1-9][0-9]?|100))$"
+# What Beam reads as one.
+MEMORY_SIZE = r"^ *([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)? *([KMGTP]i?)?B *$"
+
+#: What text of a form is, in words.
+FORMS = {
+    FIELD_NAME: "a field name: letters, digits and '_', starting with a letter",
+    FIELD_NAME_START: "the start of a field name: letters, digits and '_', starting with a letter",
+    CALLABLE: "a callable such as package.module:function",
+    ADDRESS: "an address such as http://127.0.0.1:8000/v1",
+    PRINTABLE: "printable ASCII text, and not empty",
+    AGGREGATION: "last, lifetime_max, max, mean or a percentile such as p90",
+    MEMORY_SIZE: "an amount of memory such as 30GB or 1.5GiB",
+}
 
 
 class Message(Section, frozen=True):
@@ -183,7 +199,7 @@ PerRow = msgspec.defstruct(
         (
             name,
             Annotated[
-                Annotated[str, Meta(pattern=_FIELD_NAME)] | None,
+                Annotated[str, Meta(pattern=FIELD_NAME)] | None,
                 _meta(
                     f"Column that holds the row's `sampling.{name}`; null there means the"
                     " configured value."
@@ -268,14 +284,14 @@ class PrefixBatching(Section, frozen=True):
         ),
     ] = None
     key_field: Annotated[
-        Annotated[str, Meta(pattern=_FIELD_NAME)] | None,
+        Annotated[str, Meta(pattern=FIELD_NAME)] | None,
         _meta(
             "Column whose value is the key, in place of the prompt's start.",
             example="customer",
         ),
     ] = None
     key_fn: Annotated[
-        Annotated[str, Meta(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")] | None,
+        Annotated[str, Meta(pattern=CALLABLE)] | None,
         _meta(
             "`module:function` that takes the row and returns its key, in place of the"
             " prompt's start.",
@@ -506,14 +522,14 @@ class Server(Section, frozen=True):
         ),
     ] = 600.0
     endpoint: Annotated[
-        Annotated[str, Meta(pattern=_ADDRESS)] | None,
+        Annotated[str, Meta(pattern=ADDRESS)] | None,
         _meta(
             "Base address of a running OpenAI-compatible server, to use in place of starting one.",
             example="http://127.0.0.1:8000/v1",
         ),
     ] = None
     metrics_endpoint: Annotated[
-        Annotated[str, Meta(pattern=_ADDRESS)] | None,
+        Annotated[str, Meta(pattern=ADDRESS)] | None,
         _meta(
             "Address of that server's Prometheus page, for `autoscaling`; only for a server that"
             " belongs to one worker.",
@@ -540,7 +556,7 @@ class ResourceHints(Section, frozen=True):
         ),
     ] = None
     min_ram: Annotated[
-        Annotated[str, Meta(min_length=1)] | None, _meta("Least memory.", example="30GB")
+        Annotated[str, Meta(pattern=MEMORY_SIZE)] | None, _meta("Least memory.", example="30GB")
     ] = None
     cpu_count: Annotated[
         Annotated[int, Meta(ge=1, le=INT64[1])] | None, _meta("Least number of CPUs.", example=4)
@@ -555,7 +571,7 @@ class ErrorHandling(Section, frozen=True):
         _meta(
             "Name of the output for failed rows: `element`, `msg`, `stack`.",
             example="failures",
-            pattern=_FIELD_NAME,
+            pattern=FIELD_NAME,
         ),
     ]
 
@@ -611,7 +627,7 @@ class LLMConfig(KeyedConfig, frozen=True, kw_only=True):
     ] = None
     output_field: Annotated[
         str,
-        _meta("Column for the generated text.", example="reply", pattern=_FIELD_NAME),
+        _meta("Column for the generated text.", example="reply", pattern=FIELD_NAME),
     ] = "reply"
     details_prefix: Annotated[
         str,
@@ -619,7 +635,7 @@ class LLMConfig(KeyedConfig, frozen=True, kw_only=True):
             "Put before the names of the further columns `finish_reason`, `usage` and `model`, for"
             " rows that have such columns already.",
             example="label_",
-            pattern=r"^([A-Za-z_][A-Za-z0-9_]*)?$",
+            pattern=FIELD_NAME_START,
         ),
     ] = ""
     sampling: Annotated[Sampling, _meta("How the reply is generated.")] = Sampling()
@@ -655,7 +671,7 @@ class CompletionsConfig(LLMConfig, frozen=True, kw_only=True):
     ]
     output_field: Annotated[
         str,
-        _meta("Column for the generated text.", example="completion", pattern=_FIELD_NAME),
+        _meta("Column for the generated text.", example="completion", pattern=FIELD_NAME),
     ] = "completion"
 
 

@@ -2,21 +2,61 @@
 
 from __future__ import annotations
 
-import datetime
-import importlib.util
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-import jinja2
-import yaml
-
 from beam_llm.config import LLMConfig
-from beam_llm.registry import TRANSFORMS
+from beam_llm.documents import Document, DocumentError, read
+from beam_llm.flows import Checker, Step
+from beam_llm.lints import LINTS, Level, Lint, silenced
+from beam_llm.providers import Providers
+from beam_llm.rendering import Place, Rendered, RenderError, render
 from beam_llm.validation import Path as KnobPath
-from beam_llm.validation import check, dotted
+from beam_llm.validation import dotted, nearest
+
+_NOT_A_PIPELINE = "not a Beam YAML pipeline: it has no 'pipeline:' mapping"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One problem of a file.
+
+    Attributes:
+      lint: The check that found it.
+      message: What is there and what is allowed.
+      file: The file.
+      line: Its line, from 1, where known.
+      column: Its column, from 1, where known.
+      path: The value it is about: ``transforms[1].config.prompt``, or nothing.
+      rendered: Whether line and column are those of the text that the template makes.
+    """
+
+    lint: Lint
+    message: str
+    file: str
+    line: int | None = None
+    column: int | None = None
+    path: str = ""
+    rendered: bool = False
+
+    @property
+    def level(self) -> Level:
+        """How bad it is."""
+        return self.lint.level
+
+    @property
+    def text(self) -> str:
+        """The message, with the value's path and what there is to say of the place."""
+        path = f"{self.path}: " if self.path else ""
+        note = " (line of the rendered template)" if self.rendered else ""
+        return f"{path}{self.message}{note}"
+
+    def __str__(self) -> str:
+        places = [str(place) for place in (self.line, self.column) if place is not None]
+        place = ":".join([self.file, *places])
+        return f"{place}: {self.level}: {self.text} [{self.lint.name}]"
 
 
 class PipelineFileError(Exception):
@@ -32,40 +72,181 @@ class PipelineFileError(Exception):
 
 
 @dataclass(frozen=True)
-class Step:
-    """One transform of the pipeline.
+class Pipeline:
+    """One pipeline of a file.
 
     Attributes:
-      path: Where it stands, such as ``("transforms", 2)``.
-      spec: Its mapping as written: ``type``, ``name``, ``input``, ``config``.
+      spec: The parsed document.
+      configs: Our language-model transforms that are right, each with its configuration.
     """
 
-    path: KnobPath
     spec: Mapping[str, Any]
+    configs: list[tuple[Step, LLMConfig]]
 
     @property
-    def type(self) -> str:
-        """The transform's type."""
-        return str(self.spec.get("type", ""))
+    def options(self) -> dict[str, Any]:
+        """Pipeline options that the file sets."""
+        options = self.spec.get("options")
+        return cast("dict[str, Any]", options) if isinstance(options, dict) else {}
 
-    @property
-    def name(self) -> str:
-        """The name other steps refer to it by."""
-        return str(self.spec.get("name") or self.type)
+    def steps(self) -> Iterator[Step]:
+        """Every transform, nested ones included."""
+        yield from _steps(self.spec["pipeline"], ("pipeline",))
 
-    @property
-    def config(self) -> dict[str, Any]:
-        """Its configuration, empty where there is none."""
-        return self.spec.get("config") or {}
+
+@dataclass(frozen=True)
+class Checked:
+    """What was found in a file.
+
+    Attributes:
+      findings: Every problem, in the order of their lines.
+      pipelines: Every pipeline in it.
+      text: The YAML text, after Jinja.
+      documents: How many YAML documents it holds.
+      usable: Whether it could be read and rendered with the variables given.
+    """
+
+    findings: list[Finding]
+    pipelines: list[Pipeline]
+    text: str = ""
+    documents: int = 0
+    usable: bool = True
+
+
+def read_source(path: Path) -> str:
+    """Reads a file's text.
+
+    Raises:
+      PipelineFileError: It cannot be read.
+    """
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise PipelineFileError(str(unreadable(str(path), error)), 2) from None
+
+
+def unreadable(file: str, error: OSError | UnicodeDecodeError) -> Finding:
+    """The problem of a file that cannot be read."""
+    reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+    return Finding(LINTS["file"], f"cannot be read: {reason}", file)
+
+
+def check_source(file: str, source: str, variables: Mapping[str, Any]) -> Checked:
+    """Finds every problem of a pipeline file.
+
+    Args:
+      file: The file, as messages call it; includes start from its folder.
+      source: Its text.
+      variables: Values for its Jinja variables.
+
+    Returns:
+      The problems, and the pipelines.
+    """
+    try:
+        rendered = render(file, source.replace("\r\n", "\n"), variables)
+    except RenderError as error:
+        findings = [
+            Finding(LINTS["template"], message, where, line)
+            for message, where, line in error.problems
+        ]
+        return Checked(findings, [], usable=not error.missing)
+    checks = _Checks(rendered)
+    pipelines: list[Pipeline] = []
+    documents = 0
+    start: tuple[int, int] | None = None
+    try:
+        for document in read(rendered.text):
+            documents += 1
+            start = start or document.start
+            if isinstance(document.data, dict) and "pipeline" in document.data:
+                pipelines.append(checks.pipeline(document))
+    except DocumentError as error:
+        checks.add("yaml", str(error), error.place)
+    else:
+        if not pipelines:
+            checks.add("pipeline", _NOT_A_PIPELINE, start)
+    checks.comments()
+    return Checked(checks.sorted(), pipelines, rendered.text, documents)
+
+
+class _Checks:
+    """Collects the problems of one file, less those that comments silence."""
+
+    def __init__(self, rendered: Rendered):
+        self._rendered = rendered
+        self._lines = rendered.text.split("\n") if "beam-llm:" in rendered.text else []
+        self._found: dict[Finding, None] = {}
+
+    def pipeline(self, document: Document) -> Pipeline:
+        """Checks one document."""
+        spec = cast("dict[str, Any]", document.data)
+        wrong: dict[KnobPath, list[tuple[str, str]]] = {}
+
+        def report(path: KnobPath, lint: str, message: str) -> None:
+            wrong.setdefault(path, []).append((lint, message))
+
+        checker = Checker(Providers(spec.get("providers"), self._rendered.file, report), report)
+        checker.check(spec)
+        for path, problems in wrong.items():
+            # One mistake, one message.
+            wrong[path] = [p for p in problems if p[0] == "config"] or problems
+        for trap in document.traps:
+            known = wrong.get(trap.path, ())
+            if any(lint == "config" for lint, _ in known) and trap.lint != "duplicate-key":
+                wrong[trap.path] = [(lint, f"{words} ({trap.message})") for lint, words in known]
+            else:
+                self.add(trap.lint, trap.message, trap.place, trap.path)
+        for path, problems in wrong.items():
+            place = document.place(path)
+            for lint, message in problems:
+                self.add(lint, message, place, path)
+        return Pipeline(spec, checker.configs)
+
+    def comments(self) -> None:
+        """Checks the comments that silence."""
+        for number, line in enumerate(self._lines):
+            for name, column in silenced(line):
+                if name not in LINTS:
+                    words = f"there is no check '{name}'{nearest(name, LINTS)}"
+                    self.add("unknown-lint", words, (number, column))
+                elif LINTS[name].certain:
+                    words = f"'{name}' cannot be silenced: the pipeline would not start"
+                    self.add("unknown-lint", words, (number, column))
+
+    def add(
+        self,
+        name: str,
+        message: str,
+        place: tuple[int, int] | None,
+        path: KnobPath = (),
+    ) -> None:
+        """Adds a problem."""
+        lint = LINTS[name]
+        shown = dotted(path[1:] if path[:1] == ("pipeline",) and len(path) > 1 else path)
+        if place is None:
+            finding = Finding(lint, message, self._rendered.file, path=shown)
+        else:
+            line = self._lines[place[0]] if place[0] < len(self._lines) else ""
+            if not lint.certain and any(name == lint.name for name, _ in silenced(line)):
+                return
+            at: Place = self._rendered.place(*place)
+            finding = Finding(lint, message, at.file, at.line, at.column, shown, at.rendered)
+        self._found[finding] = None
+
+    def sorted(self) -> list[Finding]:
+        """The problems in the order of their lines."""
+        return sorted(self._found, key=lambda f: (f.file, f.line or 0, f.column or 0))
 
 
 class PipelineFile:
-    """A pipeline file, rendered.
+    """A file with one pipeline, to be run.
 
     Attributes:
       path: The file.
       text: The YAML text, after Jinja.
       spec: The parsed document.
+      options: Pipeline options that the file sets.
+      warnings: What is odd about it.
     """
 
     def __init__(self, path: Path, variables: Mapping[str, Any]):
@@ -76,141 +257,51 @@ class PipelineFile:
           variables: Values for its Jinja variables.
 
         Raises:
-          PipelineFileError: It cannot be read, rendered or parsed, or is no pipeline.
+          PipelineFileError: It cannot be read, rendered or parsed, or anything in it is wrong.
         """
         self.path = path
-        try:
-            source = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else error
-            raise PipelineFileError(f"{path}: error: cannot be read: {reason}", 2) from None
-        template = _without_leading_comments(source)
-        self.text = _render(path, template, variables)
-        # What Jinja changed has other line numbers than the file.
-        self._rendered = self.text.strip() != template.strip()
-        try:
-            self._root = yaml.compose(self.text, Loader=yaml.SafeLoader)
-            self.spec: Any = yaml.safe_load(self.text)
-        except (yaml.YAMLError, ValueError, RecursionError) as error:  # such as a 13th month
-            mark = getattr(error, "problem_mark", None)
-            words = getattr(error, "problem", None) or str(error)
-            raise PipelineFileError(self._located(mark, f"not YAML: {words}")) from None
-        if not isinstance(self.spec, dict) or not isinstance(self.spec.get("pipeline"), dict):
-            raise PipelineFileError(
-                f"{path}:1:1: error: not a Beam YAML pipeline: it has no 'pipeline:' mapping"
-            )
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """Pipeline options that the file sets."""
-        options = self.spec.get("options")
-        return options if isinstance(options, dict) else {}
+        checked = check_source(str(path), read_source(path), variables)
+        raise_errors(checked.findings, exit_code=1 if checked.usable else 2)
+        self.warnings = checked.findings
+        self.text = checked.text
+        if checked.documents > 1:
+            words = f"it has {checked.documents} YAML documents, and Beam runs files of one"
+            raise PipelineFileError(str(Finding(LINTS["pipeline"], words, str(path))))
+        self._pipeline = checked.pipelines[0]
+        self.spec = self._pipeline.spec
+        self.options = self._pipeline.options
 
     def steps(self) -> Iterator[Step]:
         """Every transform, nested ones included."""
-        try:
-            yield from _steps(self.spec["pipeline"], ())
-        except RecursionError:
-            raise PipelineFileError(f"{self.path}: error: transforms nest without end") from None
+        return self._pipeline.steps()
 
     def llm_configs(self) -> list[tuple[Step, LLMConfig]]:
-        """Checks our transforms.
+        """Our language-model transforms, each with its configuration."""
+        return self._pipeline.configs
 
-        Returns:
-          Each that asks a model, with its configuration.
 
-        Raises:
-          PipelineFileError: Some are wrong; every problem is in the message.
-        """
-        lines: list[str] = []
-        found: list[tuple[Step, LLMConfig]] = []
-        for step in self.steps():
-            spec = TRANSFORMS.get(step.type)
-            if spec is None:
-                continue
-            problems, config = check(spec.config, step.config)
-            for problem in problems:
-                path = (*step.path, "config", *problem.path)
-                lines.append(self._located(self._mark(path), f"{dotted(path)}: {problem.message}"))
-            if isinstance(config, LLMConfig):
-                found.append((step, config))
-        if lines:
-            raise PipelineFileError("\n".join(lines))
-        return found
+def raise_errors(findings: Iterable[Finding], exit_code: int = 1) -> None:
+    """Raises if any of the findings is an error.
 
-    def _mark(self, path: KnobPath) -> yaml.Mark | None:
-        """Where a knob stands, or the innermost thing around it that is there."""
-        node: Any = self._root
-        mark = node.start_mark
-        for step in ("pipeline", *path):
-            if isinstance(node, yaml.MappingNode):
-                for key, value in node.value:
-                    if key.value == step:
-                        mark, node = key.start_mark, value
-                        break
-                else:
-                    break
-            elif isinstance(node, yaml.SequenceNode) and isinstance(step, int):
-                node = node.value[step]
-                mark = node.start_mark
-            else:
-                break
-        return mark
-
-    def _located(self, mark: yaml.Mark | None, message: str) -> str:
-        place = f"{self.path}:{mark.line + 1}:{mark.column + 1}" if mark else str(self.path)
-        note = " (line of the rendered template)" if self._rendered and mark else ""
-        return f"{place}: error: {message}{note}"
+    Raises:
+      PipelineFileError: With a line for each finding, of which one at least is an error.
+    """
+    listed = list(findings)
+    if any(finding.level == "error" for finding in listed):
+        raise PipelineFileError("\n".join(map(str, listed)), exit_code)
 
 
 def _steps(block: Any, path: KnobPath) -> Iterator[Step]:
     if not isinstance(block, dict):
         return
+    block = cast("dict[str, Any]", block)
     for name in ("source", "sink"):
         if isinstance(block.get(name), dict):
             yield Step((*path, name), block[name])
-    transforms = block.get("transforms")
-    if isinstance(transforms, list):
-        for i, spec in enumerate(cast("list[Any]", transforms)):
+    for name in ("transforms", "extra_transforms"):
+        items = block.get(name)
+        for i, spec in enumerate(cast("list[Any]", items) if isinstance(items, list) else ()):
             if isinstance(spec, dict):
-                at = (*path, "transforms", i)
+                at = (*path, name, i)
                 yield Step(at, cast("dict[str, Any]", spec))
                 yield from _steps(spec, at)
-
-
-def _without_leading_comments(source: str) -> str:
-    """Blanks the comments at the top, which Beam drops before it fills the template."""
-    lines = source.splitlines(keepends=True)
-    for i, line in enumerate(lines):
-        if not line.lstrip().startswith("#"):
-            break
-        lines[i] = "\n"
-    return "".join(lines)
-
-
-def _render(path: Path, template: str, variables: Mapping[str, Any]) -> str:
-    """Fills the Jinja template as Beam does."""
-    beam = importlib.util.find_spec("apache_beam")
-    folders = [str(path.parent), "."]
-    if beam is not None and beam.origin:
-        folders.insert(1, str(Path(beam.origin).parent.parent))
-    environment = jinja2.Environment(  # noqa: S701 - the output is YAML, not HTML
-        undefined=jinja2.StrictUndefined, loader=jinja2.FileSystemLoader(folders)
-    )
-    try:
-        return environment.from_string(template).render({"datetime": datetime, **variables})
-    except jinja2.UndefinedError as error:
-        name = re.search(r"'([^']*)' is undefined", str(error))
-        hint = (
-            f": give it with --var {name[1]}=VALUE, or write '{{{name[1]}}}' for a row's field"
-            if name
-            else ""
-        )
-        raise PipelineFileError(f"{path}: error: {error}{hint}", 2) from None
-    except jinja2.TemplateError as error:
-        line = getattr(error, "lineno", None)
-        place = f"{path}:{line}" if line else str(path)
-        raise PipelineFileError(f"{place}: error: Jinja: {error}") from None
-    except Exception as error:  # an expression of the template may raise anything
-        words = f"{type(error).__name__}: {error}"
-        raise PipelineFileError(f"{path}: error: Jinja: {words}") from None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import logging
 import queue
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Optional
 
 import apache_beam as beam
@@ -26,7 +26,6 @@ from beam_llm import validation
 from beam_llm.autoscaling import AutoscalingMetricConfig
 from beam_llm.batching import BatchByKey, BatchLatencies
 from beam_llm.config import (
-    PER_ROW_KNOBS,
     BatchByPrefixConfig,
     ChatConfig,
     CompletionsConfig,
@@ -98,7 +97,7 @@ class _LLMTransform(_RowTransform):
     def __init__(self, **config: Any):
         super().__init__(**config)
         hints = {
-            hint: value
+            hint: str(value)  # a number of CPUs as well
             for hint, value in msgspec.structs.asdict(self._config.resource_hints).items()
             if value is not None
         }
@@ -202,67 +201,29 @@ def _row_fields(element_type: Any, name: str) -> Fields:
 
 def _check_fields(config: KeyedConfig, prompts: Prompts, fields: Fields, name: str) -> None:
     """Checks what the configuration says of fields against those of the input."""
-    known = dict(fields)
-    problems: list[validation.Problem] = []
-
-    def unknown(path: validation.Path, field: str, among: Sequence[str]) -> None:
-        if among:
-            hint = validation.nearest(field, among)
-            words = f"the input has no field '{field}'{hint} (fields: {', '.join(among)})"
-        else:
-            words = f"'{field}' is not there: '{field.rpartition('.')[0]}' is no nested row"
-        problems.append(validation.Problem(path, words))
-
-    for place, template in zip(_template_places(config), prompts.templates, strict=True):
+    problems = validation.field_problems(config, _names(fields))
+    places = [place for place, _ in validation.template_texts(config)]
+    for place, template in zip(places, prompts.templates, strict=True):
         for path in dict.fromkeys(template.fields):
             at, kind = fields, None
             for step in path.split("."):
                 kind = dict(at).get(step)
-                if kind is None:
-                    unknown(place, path, [n for n, _ in at])
-                    break
-                nested = _nested_type(kind)
+                nested = None if kind is None else _nested_type(kind)
                 at = _fields_of(nested) if nested is not None else []
-            else:
-                if plain_type(kind) is bytes:
-                    problems.append(
-                        validation.Problem(
-                            place, f"field '{path}' holds bytes: decode it to text first"
-                        )
-                    )
-    key_field = config.prefix_batching.key_field
-    if key_field is not None and key_field not in known:
-        unknown(("prefix_batching", "key_field"), key_field, list(known))
-
-    if isinstance(config, LLMConfig):
-        for knob in PER_ROW_KNOBS:
-            column = getattr(config.per_row, knob)
-            if column is not None and column not in known:
-                unknown(("per_row", knob), column, list(known))
-        problems += _clashes(config, known)
+            if kind is not None and plain_type(kind) is bytes:
+                words = f"field '{path}' holds bytes: decode it to text first"
+                problems.append(validation.Problem(place, words))
     if problems:
-        raise validation.ConfigError(name, list(dict.fromkeys(problems)))
+        raise validation.ConfigError(name, problems)
 
 
-def _clashes(config: LLMConfig, known: Container[str]) -> Iterator[validation.Problem]:
-    """Finds output columns that are there already."""
-    outputs = [field for field, _ in _output_fields(config)]
-    for field in outputs:
-        clash = "the input" if field in known else None
-        if outputs.count(field) > 1 and field == config.output_field:
-            clash = "the step's own output"
-        if clash:
-            knob = "output_field" if field == config.output_field else "details_prefix"
-            remedy = "another name" if knob == "output_field" else "a prefix, such as 'second_'"
-            yield validation.Problem(
-                (knob,), f"{clash} already has a field '{field}': give {remedy}"
-            )
-
-
-def _template_places(config: KeyedConfig) -> list[validation.Path]:
-    if isinstance(config, ChatConfig):
-        return [("messages", i, "content") for i in range(len(config.messages))]
-    return [("prompt",)] if getattr(config, "prompt", None) is not None else []
+def _names(fields: Fields) -> validation.Fields:
+    """The fields with those of their nested rows."""
+    found: dict[str, validation.Fields | None] = {}
+    for name, kind in fields:
+        nested = _nested_type(kind)
+        found[name] = {} if nested is None else _names(_fields_of(nested))
+    return found
 
 
 def _nested_type(kind: Any) -> RowTypeConstraint | None:

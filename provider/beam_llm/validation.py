@@ -6,21 +6,21 @@ that span several knobs. Nothing here imports Beam or vLLM.
 
 from __future__ import annotations
 
-import difflib
 import json
+import keyword
+import logging
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-import jsonschema
 import msgspec
 
 from beam_llm.autoscaling.config import autoscaling_rules
 from beam_llm.config import (
-    AGGREGATION,
-    PRINTABLE,
+    FORMS,
+    PER_ROW_KNOBS,
     Autoscaling,
     BatchByPrefixConfig,
     ChatConfig,
@@ -28,13 +28,23 @@ from beam_llm.config import (
     KeyedConfig,
     LLMConfig,
     Section,
+    Server,
 )
+from beam_llm.prefixes import ChatPrefixKeyFn, PromptPrefixKeyFn
 from beam_llm.schemas import json_schema
 from beam_llm.templates import Template, TemplateError
 from beam_llm.vllm.server import VLLMServerSpec
 
+if TYPE_CHECKING:
+    import jsonschema
+
 Path = tuple[str | int, ...]
 Model = TypeVar("Model", bound=Section)
+#: Names of fields, each with the fields of its nested row: none for a plain value, None where
+#: they are not known.
+Fields = Mapping[str, "Fields | None"]
+
+_LOGGER = logging.getLogger("beam_llm")
 
 
 @dataclass(frozen=True)
@@ -44,10 +54,12 @@ class Problem:
     Attributes:
       path: Keys and indices that lead to the knob.
       message: What was received and what is allowed.
+      lint: The check that found it (``beam_llm.lints``).
     """
 
     path: Path
     message: str
+    lint: str = "config"
 
     def __str__(self) -> str:
         return f"{dotted(self.path)}: {self.message}" if self.path else self.message
@@ -75,7 +87,7 @@ def dotted(path: Iterable[str | int]) -> str:
 
 
 def load(model: type[Model], raw: Any, name: str) -> Model:
-    """Makes a checked configuration from plain data.
+    """Makes a checked configuration from plain data, and logs what is odd about it.
 
     Args:
       model: The configuration model.
@@ -92,6 +104,8 @@ def load(model: type[Model], raw: Any, name: str) -> Model:
     problems, config = check(model, raw)
     if problems or config is None:
         raise ConfigError(name, problems)
+    for warning in warnings(config):
+        _LOGGER.warning("%s: %s [%s]", name, warning, warning.lint)
     return config
 
 
@@ -106,18 +120,55 @@ def check(model: type[Model], raw: Any) -> tuple[list[Problem], Model | None]:
       The problems, and the configuration if there are none.
     """
     data = plain(raw)
-    validator = jsonschema.Draft202012Validator(json_schema(model))
-    errors = sorted(validator.iter_errors(data), key=lambda e: [str(s) for s in e.absolute_path])
-    # A dict for a set in order: jsonschema reports "required" once for each missing key.
-    problems = list(dict.fromkeys(p for error in errors for p in _explain(error)))
-    odd = {problem.path: problem for problem in _not_finite(data)}
-    problems = [*(p for p in problems if p.path not in odd), *odd.values()]
-    if problems:
+    problems = list(_not_finite(data))
+    odd = {problem.path for problem in problems}
+    config: Model | None = None
+    try:
+        # JSON has no integers apart from numbers: 16.0 is one to the schema, and to other
+        # languages.
+        config = msgspec.convert(integral(data), model)
+    except msgspec.ValidationError as error:
+        # The schema finds every problem, where the model stops at the first.
+        problems += [p for p in _schema_problems(model, data) if p.path not in odd]
+        problems = problems or [_unexplained(error)]
+    if problems or config is None:
         return problems, None
-    # JSON has no integers apart from numbers: 16.0 is one to the schema, and to other languages.
-    config = msgspec.convert(integral(data), model)
     problems = list(_rules(config))
     return problems, None if problems else config
+
+
+def _schema_problems(model: type[Section], data: Any) -> Iterator[Problem]:
+    import jsonschema  # slow to import, and needed for what is wrong only
+
+    validator = jsonschema.Draft202012Validator(json_schema(model))
+    errors = sorted(validator.iter_errors(data), key=lambda e: [str(s) for s in e.absolute_path])
+    # What is none of the words allowed is of the wrong type besides, mostly.
+    words = {tuple(e.absolute_path) for e in errors if e.validator == "enum"}
+    errors = [e for e in errors if e.validator != "type" or tuple(e.absolute_path) not in words]
+    # A dict for a set in order: jsonschema reports "required" once for each missing key.
+    return iter(dict.fromkeys(p for error in errors for p in _explain(error)))
+
+
+def _unexplained(error: msgspec.ValidationError) -> Problem:
+    """What the model refuses and the schema does not, such as an integer beyond 64 bits."""
+    words, _, place = str(error).partition(" - at `$")
+    steps = re.findall(r"\.(\w+)|\[(\d+)\]", place)
+    return Problem(tuple(key or int(index) for key, index in steps), words)
+
+
+def warnings(config: Section) -> Iterator[Problem]:
+    """Finds what is allowed, and mostly a mistake.
+
+    Args:
+      config: A checked configuration.
+
+    Yields:
+      The problems, each with its check's name.
+    """
+    if isinstance(config, LLMConfig):
+        yield from _secrets(config.server)
+    if isinstance(config, KeyedConfig):
+        yield from _key_warnings(config)
 
 
 def plain(value: Any) -> Any:
@@ -152,10 +203,14 @@ def _not_finite(value: Any, path: Path = ()) -> Iterator[Problem]:
             yield from _not_finite(inner, (*path, i))
     elif isinstance(value, float) and not math.isfinite(value):
         yield Problem(path, f"{value} is not a finite number")
+    elif isinstance(value, set | frozenset):  # YAML's `!!set`, which no row can hold
+        yield Problem(path, f"{shown(value)} is a set, not a list")
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """Suggests a known name for a misspelt one: ``"; did you mean 'x'?"``, or nothing."""
+    import difflib  # only mistakes need it
+
     close = difflib.get_close_matches(word, list(known), n=1)
     return f"; did you mean '{close[0]}'?" if close else ""
 
@@ -168,17 +223,10 @@ _TYPE_NAMES = {
     "number": "a number",
     "boolean": "true or false",
 }
-_PATTERNS = {
-    r"^[A-Za-z_][A-Za-z0-9_]*$": "a field name: letters, digits and '_', not starting with a digit",
-    r"^([A-Za-z_][A-Za-z0-9_]*)?$": "the start of a field name: letters, digits and '_'",
-    r"^https?://[^\s/?#]+[^\s?#]*$": "an address such as http://127.0.0.1:8000/v1",
-    r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$": "a callable such as package.module:function",
-    PRINTABLE: "printable ASCII text, and not empty",
-    AGGREGATION: "last, lifetime_max, max, mean or a percentile such as p90",
-}
 
 
 _KINDS: dict[type, str] = {
+    type(None): "no value",
     bool: "a boolean",
     int: "an integer",
     float: "a number",
@@ -188,12 +236,14 @@ _KINDS: dict[type, str] = {
 }
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """Writes a value into a message: as JSON, shortened."""
     text = json.dumps(value, ensure_ascii=False, default=repr)
     return text if len(text) <= 80 else text[:77] + "…"
 
 
-def _kind(value: Any) -> str:
+def kind(value: Any) -> str:
+    """Says what a value is: ``a string``."""
     return _KINDS.get(type(value), type(value).__name__)
 
 
@@ -219,30 +269,28 @@ def _explain(error: jsonschema.ValidationError) -> Iterator[Problem]:
             hint = ""
             if limit == "string" and isinstance(value, dict):
                 hint = ": quote text that begins with a brace" if len(value) < 2 else ""  # pyright: ignore[reportUnknownArgumentType]
-            yield Problem(
-                path, f"{_shown(value)} is {_kind(value)}, not {_TYPE_NAMES[limit]}{hint}"
-            )
+            yield Problem(path, f"{shown(value)} is {kind(value)}, not {_TYPE_NAMES[limit]}{hint}")
         case "minimum":
-            yield Problem(path, f"{_shown(value)} is less than the minimum of {limit}")
+            yield Problem(path, f"{shown(value)} is less than the minimum of {limit}")
         case "maximum":
-            yield Problem(path, f"{_shown(value)} is greater than the maximum of {limit}")
+            yield Problem(path, f"{shown(value)} is greater than the maximum of {limit}")
         case "exclusiveMinimum":
-            yield Problem(path, f"{_shown(value)} is not greater than {limit}")
+            yield Problem(path, f"{shown(value)} is not greater than {limit}")
         case "exclusiveMaximum":
-            yield Problem(path, f"{_shown(value)} is not less than {limit}")
+            yield Problem(path, f"{shown(value)} is not less than {limit}")
         case "enum":
             allowed = cast("list[Any]", limit)
             hint = nearest(str(value), [str(a) for a in allowed])
             yield Problem(
-                path, f"{_shown(value)} is not one of {', '.join(map(_shown, allowed))}{hint}"
+                path, f"{shown(value)} is not one of {', '.join(map(shown, allowed))}{hint}"
             )
         case "minLength" | "minItems":
             unit = "character" if error.validator == "minLength" else "item"
             plural = "" if limit == 1 else "s"
-            yield Problem(path, f"{_shown(value)} is too short: at least {limit} {unit}{plural}")
+            yield Problem(path, f"{shown(value)} is too short: at least {limit} {unit}{plural}")
         case "pattern":
             yield Problem(
-                path, f"{_shown(value)} is not {_PATTERNS.get(limit, 'of the form ' + str(limit))}"
+                path, f"{shown(value)} is not {FORMS.get(limit, 'of the form ' + str(limit))}"
             )
         case _:
             yield Problem(path, error.message)
@@ -284,11 +332,13 @@ def _json_rules(path: Path, text: str | None) -> Iterator[Problem]:
     try:
         value = json.loads(text)
     except ValueError as error:
-        yield Problem(path, f"{_shown(text)} is not JSON: {error}")
+        yield Problem(path, f"{shown(text)} is not JSON: {error}")
         return
     if not isinstance(value, dict):
-        yield Problem(path, f"{_shown(text)} is JSON but not an object")
+        yield Problem(path, f"{shown(text)} is JSON but not an object")
     elif path[-1] == "json_schema":
+        import jsonschema
+
         try:
             jsonschema.Draft202012Validator.check_schema(cast("dict[str, Any]", value))
         except jsonschema.SchemaError as error:
@@ -306,7 +356,7 @@ def _keyed_rules(config: KeyedConfig) -> Iterator[Problem]:
     if config.error_handling is not None and config.error_handling.output in _MAIN_OUTPUTS:
         yield Problem(
             ("error_handling", "output"),
-            f"{_shown(config.error_handling.output)} names the main output: take another name",
+            f"{shown(config.error_handling.output)} names the main output: take another name",
         )
 
     prefix, batching = config.prefix_batching, config.batching
@@ -319,7 +369,7 @@ def _keyed_rules(config: KeyedConfig) -> Iterator[Problem]:
         if len(delimiter) > prefix.prefix_char_len:
             yield Problem(
                 ("prefix_batching", "prefix_delimiters", i),
-                f"{_shown(delimiter)} is longer than prefix_char_len, {prefix.prefix_char_len}",
+                f"{shown(delimiter)} is longer than prefix_char_len, {prefix.prefix_char_len}",
             )
     if batching.max_batch_weight is not None and batching.weight == "rows":
         yield Problem(
@@ -347,6 +397,9 @@ def _batch_by_prefix_rules(config: BatchByPrefixConfig) -> Iterator[Problem]:
 
 
 def _llm_rules(config: LLMConfig) -> Iterator[Problem]:
+    if keyword.iskeyword(config.output_field):
+        words = f"{shown(config.output_field)} is a word of Python's, which no field can be called"
+        yield Problem(("output_field",), words)
     sampling = config.sampling
     yield from _exclusive(sampling, ("sampling",), "choices", "regex", "json_schema")
     yield from _json_rules(("sampling", "json_schema"), sampling.json_schema)
@@ -379,7 +432,168 @@ def _llm_rules(config: LLMConfig) -> Iterator[Problem]:
         try:
             server_spec(config)
         except ValueError as error:
-            yield _located(("server",), str(error))
+            problem = _located((), str(error))
+            top = problem.path[:1] == ("model",)
+            yield problem if top else Problem(("server", *problem.path), problem.message)
+
+
+_SECRET_NAME = re.compile(
+    r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|CREDENTIALS?)($|_(?!PATH|FILE|DIR))",
+    re.IGNORECASE,
+)
+_SECRET_VALUE = re.compile(
+    r"\bhf_[A-Za-z0-9]{30,}|\bsk-[\w-]{20,}|\bAKIA[0-9A-Z]{16}\b|\bgh[opsu]_[A-Za-z0-9]{36}"
+    r"|PRIVATE KEY-----|://[^/@\s:]+:[^/@\s]+@|^--(hf-token|api-key)=."
+)
+
+
+def _secrets(server: Server) -> Iterator[Problem]:
+    words = "looks like a secret, and the configuration is visible in the job graph"
+    remedy = "name the variable in env_from_worker instead"
+    for name, value in server.env.items():
+        if value and (_SECRET_NAME.search(name) or _SECRET_VALUE.search(value)):
+            yield Problem(("server", "env", name), f"{words}: {remedy}", "secret-in-config")
+    for i, argument in enumerate(server.args):
+        if _SECRET_VALUE.search(argument):
+            yield Problem(("server", "args", i), f"{words}: {remedy}", "secret-in-config")
+    if server.endpoint is not None and _SECRET_VALUE.search(server.endpoint):
+        message = f"{words}: use api_key_env instead"
+        yield Problem(("server", "endpoint"), message, "secret-in-config")
+
+
+def prefix_key(config: KeyedConfig) -> tuple[Template, PromptPrefixKeyFn] | None:
+    """Gives the template whose start keys a row, and what takes the key from it.
+
+    Returns:
+      Both, or None where rows are not keyed by a prompt.
+    """
+    prefix = config.prefix_batching
+    texts = template_texts(config)
+    if prefix.mode == "none" or prefix.key_field is not None or prefix.key_fn is not None:
+        return None
+    if not texts:
+        return None
+    kind = ChatPrefixKeyFn if isinstance(config, ChatConfig) else PromptPrefixKeyFn
+    delimiters = () if prefix.prefix_delimiters is None else (prefix.prefix_delimiters,)
+    return Template.parse(texts[0][1]), kind(prefix.prefix_char_len, *delimiters)
+
+
+def is_keyed(config: KeyedConfig) -> bool:
+    """Whether rows are keyed, so that batches hold rows of one key."""
+    found = prefix_key(config)
+    if found is None:
+        return config.prefix_batching.mode != "none"
+    template, extractor = found
+    return template.varies_within(extractor.prefix_char_len, extractor.delimiters)
+
+
+def _key_warnings(config: KeyedConfig) -> Iterator[Problem]:
+    prefix = config.prefix_batching
+    found = prefix_key(config)
+    if found is None:
+        return
+    template, extractor = found
+    length = extractor.prefix_char_len
+    if not template.varies_within(length, extractor.delimiters):
+        # With nothing said of prefixes, rows that share theirs are as well off without keys.
+        if prefix != type(prefix)() or isinstance(config, BatchByPrefixConfig):
+            part = "first message" if isinstance(config, ChatConfig) else "prompt"
+            yield Problem(
+                ("prefix_batching",),
+                f"every row has the same key: no field within the first {length} characters of"
+                f" the {part}, or before a delimiter",
+                "unkeyed-prompt",
+            )
+        return
+    role = f"{config.messages[0].role}: " if isinstance(config, ChatConfig) else ""
+    start = role + template.parts[0]
+    for key in prefix.num_shards_by_key or ():
+        wrong = None
+        if not key.startswith(start):
+            wrong = f"every key begins with {shown(start)}"
+        elif len(key) - len(role) > length:
+            wrong = f"a key has at most {length} characters" + (" after the role" if role else "")
+        else:
+            for delimiter in extractor.delimiters:
+                if delimiter in key[len(role) :]:
+                    wrong = f"a key ends before {shown(delimiter)}"
+        if wrong:
+            at = ("prefix_batching", "num_shards_by_key", key)
+            yield Problem(at, f"no prompt has the key {shown(key)}: {wrong}", "impossible-key")
+
+
+# What a configuration says of its input's fields
+
+
+def template_texts(config: KeyedConfig) -> list[tuple[Path, str]]:
+    """The templates of a configuration, each with its path."""
+    if isinstance(config, ChatConfig):
+        return [
+            (("messages", i, "content"), message.content)
+            for i, message in enumerate(config.messages)
+        ]
+    if isinstance(config, CompletionsConfig | BatchByPrefixConfig) and config.prompt is not None:
+        return [(("prompt",), config.prompt)]
+    return []
+
+
+def output_columns(config: LLMConfig) -> list[str]:
+    """The columns that a transform adds."""
+    prefix = config.details_prefix
+    details = [f"{prefix}{name}" for name in ("finish_reason", "usage", "model")]
+    return [config.output_field, *details]
+
+
+def field_problems(config: KeyedConfig, fields: Fields) -> list[Problem]:
+    """Checks what a configuration says of fields against those of the input.
+
+    Args:
+      config: A checked configuration.
+      fields: The input's fields.
+
+    Returns:
+      The problems.
+    """
+    found: list[Problem] = []
+
+    def unknown(path: Path, field: str, among: Iterable[str]) -> None:
+        known = list(among)
+        if known:
+            hint = nearest(field, known)
+            words = f"the input has no field '{field}'{hint} (fields: {', '.join(known)})"
+        else:
+            words = f"'{field}' is not there: '{field.rpartition('.')[0]}' is no nested row"
+        found.append(Problem(path, words, "unknown-field"))
+
+    for place, text in template_texts(config):
+        for path in dict.fromkeys(Template.parse(text).fields):
+            at: Fields | None = fields
+            for step in path.split("."):
+                if at is not None and step not in at:
+                    unknown(place, path, at)
+                    break
+                at = None if at is None else at[step]
+    key_field = config.prefix_batching.key_field
+    if key_field is not None and key_field not in fields:
+        unknown(("prefix_batching", "key_field"), key_field, fields)
+    if not isinstance(config, LLMConfig):
+        return list(dict.fromkeys(found))
+
+    for knob in PER_ROW_KNOBS:
+        column = getattr(config.per_row, knob)
+        if column is not None and column not in fields:
+            unknown(("per_row", knob), column, fields)
+    outputs = output_columns(config)
+    for field in outputs:
+        clash = "the input" if field in fields else None
+        if outputs.count(field) > 1 and field == config.output_field:
+            clash = "the step's own output"
+        if clash:
+            knob = "output_field" if field == config.output_field else "details_prefix"
+            remedy = "another name" if knob == "output_field" else "a prefix, such as 'second_'"
+            words = f"{clash} already has a field '{field}': give {remedy}"
+            found.append(Problem((knob,), words, "field-clash"))
+    return list(dict.fromkeys(found))
 
 
 def _located(path: Path, message: str) -> Problem:

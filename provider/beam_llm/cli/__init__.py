@@ -24,10 +24,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="beam-llm",
         description="LLM columns for Apache Beam pipelines, from vLLM.",
-        epilog="Start with: beam-llm run PIPELINE.yaml. Each command has its own --help.",
+        epilog=(
+            "Start with: beam-llm validate PIPELINE.yaml, then beam-llm run PIPELINE.yaml."
+            " Each command has its own --help."
+        ),
         allow_abbrev=False,
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    _add_validate(commands)
     _add_run(commands)
     _add_demo_model(commands)
     _add_demo_data(commands)
@@ -42,17 +46,87 @@ def main(argv: Sequence[str] | None = None) -> int:
         import argcomplete
 
         argcomplete.autocomplete(parser)
-    arguments, rest = parser.parse_known_args(argv)
+    words = sys.argv[1:] if argv is None else list(argv)
+    arguments, rest = parser.parse_known_args(words)
     if arguments.command is None:
         parser.print_help()
         return 2
     if rest and arguments.command not in ("run", "serve"):
         parser.error(f"unknown arguments: {' '.join(rest)}")
+    if arguments.command == "run":
+        _refuse_loose_options(parser, words[: words.index(arguments.pipeline)], rest)
     try:
         return arguments.handler(arguments, rest)
     except KeyboardInterrupt:
         print("beam-llm: interrupted", file=sys.stderr)
         return 130
+
+
+def _refuse_loose_options(
+    parser: argparse.ArgumentParser, before: Sequence[str], rest: Sequence[str]
+) -> None:
+    """Refuses `--runner NAME FILE`, of which nobody can tell what is the file."""
+    for option in rest:
+        if option in before and option.startswith("-") and "=" not in option:
+            parser.error(
+                f"run: {option} before the file: write {option}=VALUE, or put options for Beam"
+                " behind the file"
+            )
+
+
+def _add_validate(commands: Any) -> None:
+    validate = commands.add_parser(
+        "validate",
+        help="say what is wrong with Beam YAML pipelines",
+        description=(
+            "Finds every problem of pipeline files, with line and column, without Beam, a model or"
+            " a network. Says FILE:LINE:COLUMN: LEVEL: PATH: MESSAGE [CHECK]. The comment"
+            " `# beam-llm: ignore[CHECK]` silences a check on its line."
+        ),
+        epilog="Exits with 0 when nothing is wrong, 1 when something is, 2 when a file cannot be"
+        " read or the command line is wrong.",
+        allow_abbrev=False,
+    )
+    validate.add_argument(
+        "targets", nargs="+", metavar="FILE|DIR|-", help="files, directories, standard input"
+    )
+    validate.add_argument(
+        "--var",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a Jinja variable of the files; may be repeated",
+    )
+    validate.add_argument(
+        "--format",
+        choices=("text", "json", "sarif", "github"),
+        help="how to write problems (default: github in a GitHub action, else text)",
+    )
+    validate.add_argument("--strict", action="store_true", help="fail for warnings too")
+    validate.add_argument(
+        "--quiet", action="store_true", help="only what fails: no summary, no other warnings"
+    )
+    validate.add_argument(
+        "--color",
+        choices=("auto", "always", "never"),
+        default="auto",
+        help="colors; auto: on a terminal, unless NO_COLOR is set (default: auto)",
+    )
+
+    def handler(arguments: argparse.Namespace, rest: list[str]) -> int:
+        del rest
+        from beam_llm.cli.validate import validate as command
+
+        return command(
+            arguments.targets,
+            arguments.var,
+            style=arguments.format,
+            strict=arguments.strict,
+            quiet=arguments.quiet,
+            color=arguments.color,
+        )
+
+    validate.set_defaults(handler=handler)
 
 
 def _add_run(commands: Any) -> None:

@@ -26,9 +26,11 @@ from rich.table import Table
 from rich.text import Text
 
 from beam_llm import PROVIDERS_YAML, progress
+from beam_llm.cli.variables import parse_variables
 from beam_llm.config import LLMConfig
-from beam_llm.pipelines import PipelineFile, PipelineFileError, Step
-from beam_llm.validation import server_spec
+from beam_llm.flows import Step
+from beam_llm.pipelines import PipelineFile, PipelineFileError
+from beam_llm.validation import nearest, server_spec
 from beam_llm.vllm.server import VLLMServer
 
 _LOCAL_RUNNERS = {"fnapirunner", "directrunner", "prismrunner", "bundlebaseddirectrunner"}
@@ -69,12 +71,14 @@ def run_pipeline(
     # Ours is what a log without a terminal shows of the progress.
     logging.getLogger("beam_llm").setLevel(logging.INFO)
     try:
-        given = _variables(variables)
-        pipeline_file = PipelineFile(Path(path), given)
+        pipeline_file = PipelineFile(Path(path), parse_variables(variables))
         configs = pipeline_file.llm_configs()
+        _check_options(pipeline_file, beam_options)
     except PipelineFileError as error:
         print(error, file=sys.stderr)
         return error.exit_code
+    for warning in pipeline_file.warnings:
+        print(warning, file=sys.stderr)
 
     options, runner = _runner(pipeline_file, beam_options)
     local = runner.lower() in _LOCAL_RUNNERS
@@ -121,16 +125,6 @@ def _leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _variables(given: Sequence[str]) -> dict[str, str]:
-    variables: dict[str, str] = {}
-    for text in given:
-        name, equals, value = text.partition("=")
-        if not equals or not name.isidentifier():
-            raise PipelineFileError(f"--var {text}: error: not of the form NAME=VALUE", 2)
-        variables[name] = value
-    return variables
-
-
 def _runner(pipeline_file: PipelineFile, beam_options: Sequence[str]) -> tuple[list[str], str]:
     """Gives Beam's options and the name of the runner they choose."""
     named = str(pipeline_file.options.get("runner", ""))
@@ -142,6 +136,35 @@ def _runner(pipeline_file: PipelineFile, beam_options: Sequence[str]) -> tuple[l
     if named:
         return list(beam_options), named
     return [*beam_options, f"--runner={_DEFAULT_RUNNER}"], _DEFAULT_RUNNER
+
+
+def _check_options(pipeline_file: PipelineFile, beam_options: Sequence[str]) -> None:
+    """Refuses options that neither Beam nor the runner can know."""
+    options, runner = _runner(pipeline_file, beam_options)
+    names = [o.partition("=")[0] for o in options if o.startswith("--")]
+    if all(name == "--runner" for name in names):
+        return
+    known = _beam_options()
+    for name in names:
+        if name in known:
+            continue
+        words = f"{name}: error: Beam has no such option{nearest(name, known)}"
+        if runner.lower() in _LOCAL_RUNNERS:
+            raise PipelineFileError(words, 2)
+        # Job servers have options of their own.
+        print(f"{words.replace('error', 'warning')}; {runner} may have it", file=sys.stderr)
+
+
+def _beam_options() -> set[str]:
+    from apache_beam.options.pipeline_options import PipelineOptions
+
+    found: set[str] = set()
+
+    def note(parser: Any) -> None:
+        found.update(parser._option_string_actions)
+
+    PipelineOptions([]).get_all_options(add_extra_args_fn=note)
+    return found
 
 
 def _start_servers(configs: Sequence[tuple[Step, LLMConfig]]) -> list[VLLMServer]:

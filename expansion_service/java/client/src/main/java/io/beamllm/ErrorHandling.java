@@ -10,7 +10,7 @@ public final class ErrorHandling extends Section {
           .required(
               "output",
               "Name of the output for failed rows: `element`, `msg`, `stack`.",
-              Rule.string().pattern("^[A-Za-z_][A-Za-z0-9_]*$", "a field name: letters, digits and '_', not starting with a digit"));
+              Rule.string().pattern("^[A-Za-z][A-Za-z0-9_]*$", "a field name: letters, digits and '_', starting with a letter"));
 
   private ErrorHandling(Builder builder) {
     super(builder);
@@ -42,7 +42,7 @@ public final class ErrorHandling extends Section {
     /**
      * Name of the output for failed rows: {@code element}, {@code msg}, {@code stack}.
      *
-     * <p>Text, a field name: letters, digits and '_', not starting with a digit. Required. Example:
+     * <p>Text, a field name: letters, digits and '_', starting with a letter. Required. Example:
      * {@code failures}.
      *
      * @param output {@code output}

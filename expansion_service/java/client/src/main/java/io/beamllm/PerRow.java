@@ -7,20 +7,20 @@ public final class PerRow extends Section {
 
   static final Knobs KNOBS =
       new Knobs()
-          .optional("max_tokens", Rule.string().pattern("^[A-Za-z_][A-Za-z0-9_]*$", "a field name: letters, digits and '_', not starting with a digit"))
-          .optional("min_tokens", Rule.string().pattern("^[A-Za-z_][A-Za-z0-9_]*$", "a field name: letters, digits and '_', not starting with a digit"))
-          .optional("temperature", Rule.string().pattern("^[A-Za-z_][A-Za-z0-9_]*$", "a field name: letters, digits and '_', not starting with a digit"))
-          .optional("top_p", Rule.string().pattern("^[A-Za-z_][A-Za-z0-9_]*$", "a field name: letters, digits and '_', not starting with a digit"))
-          .optional("top_k", Rule.string().pattern("^[A-Za-z_][A-Za-z0-9_]*$", "a field name: letters, digits and '_', not starting with a digit"))
-          .optional("min_p", Rule.string().pattern("^[A-Za-z_][A-Za-z0-9_]*$", "a field name: letters, digits and '_', not starting with a digit"))
-          .optional("presence_penalty", Rule.string().pattern("^[A-Za-z_][A-Za-z0-9_]*$", "a field name: letters, digits and '_', not starting with a digit"))
-          .optional("frequency_penalty", Rule.string().pattern("^[A-Za-z_][A-Za-z0-9_]*$", "a field name: letters, digits and '_', not starting with a digit"))
-          .optional("repetition_penalty", Rule.string().pattern("^[A-Za-z_][A-Za-z0-9_]*$", "a field name: letters, digits and '_', not starting with a digit"))
-          .optional("seed", Rule.string().pattern("^[A-Za-z_][A-Za-z0-9_]*$", "a field name: letters, digits and '_', not starting with a digit"))
-          .optional("stop", Rule.string().pattern("^[A-Za-z_][A-Za-z0-9_]*$", "a field name: letters, digits and '_', not starting with a digit"))
-          .optional("choices", Rule.string().pattern("^[A-Za-z_][A-Za-z0-9_]*$", "a field name: letters, digits and '_', not starting with a digit"))
-          .optional("regex", Rule.string().pattern("^[A-Za-z_][A-Za-z0-9_]*$", "a field name: letters, digits and '_', not starting with a digit"))
-          .optional("json_schema", Rule.string().pattern("^[A-Za-z_][A-Za-z0-9_]*$", "a field name: letters, digits and '_', not starting with a digit"));
+          .optional("max_tokens", Rule.string().pattern("^[A-Za-z][A-Za-z0-9_]*$", "a field name: letters, digits and '_', starting with a letter"))
+          .optional("min_tokens", Rule.string().pattern("^[A-Za-z][A-Za-z0-9_]*$", "a field name: letters, digits and '_', starting with a letter"))
+          .optional("temperature", Rule.string().pattern("^[A-Za-z][A-Za-z0-9_]*$", "a field name: letters, digits and '_', starting with a letter"))
+          .optional("top_p", Rule.string().pattern("^[A-Za-z][A-Za-z0-9_]*$", "a field name: letters, digits and '_', starting with a letter"))
+          .optional("top_k", Rule.string().pattern("^[A-Za-z][A-Za-z0-9_]*$", "a field name: letters, digits and '_', starting with a letter"))
+          .optional("min_p", Rule.string().pattern("^[A-Za-z][A-Za-z0-9_]*$", "a field name: letters, digits and '_', starting with a letter"))
+          .optional("presence_penalty", Rule.string().pattern("^[A-Za-z][A-Za-z0-9_]*$", "a field name: letters, digits and '_', starting with a letter"))
+          .optional("frequency_penalty", Rule.string().pattern("^[A-Za-z][A-Za-z0-9_]*$", "a field name: letters, digits and '_', starting with a letter"))
+          .optional("repetition_penalty", Rule.string().pattern("^[A-Za-z][A-Za-z0-9_]*$", "a field name: letters, digits and '_', starting with a letter"))
+          .optional("seed", Rule.string().pattern("^[A-Za-z][A-Za-z0-9_]*$", "a field name: letters, digits and '_', starting with a letter"))
+          .optional("stop", Rule.string().pattern("^[A-Za-z][A-Za-z0-9_]*$", "a field name: letters, digits and '_', starting with a letter"))
+          .optional("choices", Rule.string().pattern("^[A-Za-z][A-Za-z0-9_]*$", "a field name: letters, digits and '_', starting with a letter"))
+          .optional("regex", Rule.string().pattern("^[A-Za-z][A-Za-z0-9_]*$", "a field name: letters, digits and '_', starting with a letter"))
+          .optional("json_schema", Rule.string().pattern("^[A-Za-z][A-Za-z0-9_]*$", "a field name: letters, digits and '_', starting with a letter"));
 
   private PerRow(Builder builder) {
     super(builder);
@@ -43,7 +43,7 @@ public final class PerRow extends Section {
      * Column that holds the row's {@code sampling.max_tokens}; null there means the configured
      * value.
      *
-     * <p>Text, a field name: letters, digits and '_', not starting with a digit. Default: none.
+     * <p>Text, a field name: letters, digits and '_', starting with a letter. Default: none.
      * Example: {@code max_tokens_column}.
      *
      * @param maxTokens {@code max_tokens}
@@ -57,7 +57,7 @@ public final class PerRow extends Section {
      * Column that holds the row's {@code sampling.min_tokens}; null there means the configured
      * value.
      *
-     * <p>Text, a field name: letters, digits and '_', not starting with a digit. Default: none.
+     * <p>Text, a field name: letters, digits and '_', starting with a letter. Default: none.
      * Example: {@code min_tokens_column}.
      *
      * @param minTokens {@code min_tokens}
@@ -71,7 +71,7 @@ public final class PerRow extends Section {
      * Column that holds the row's {@code sampling.temperature}; null there means the configured
      * value.
      *
-     * <p>Text, a field name: letters, digits and '_', not starting with a digit. Default: none.
+     * <p>Text, a field name: letters, digits and '_', starting with a letter. Default: none.
      * Example: {@code temperature_column}.
      *
      * @param temperature {@code temperature}
@@ -84,7 +84,7 @@ public final class PerRow extends Section {
     /**
      * Column that holds the row's {@code sampling.top_p}; null there means the configured value.
      *
-     * <p>Text, a field name: letters, digits and '_', not starting with a digit. Default: none.
+     * <p>Text, a field name: letters, digits and '_', starting with a letter. Default: none.
      * Example: {@code top_p_column}.
      *
      * @param topP {@code top_p}
@@ -97,7 +97,7 @@ public final class PerRow extends Section {
     /**
      * Column that holds the row's {@code sampling.top_k}; null there means the configured value.
      *
-     * <p>Text, a field name: letters, digits and '_', not starting with a digit. Default: none.
+     * <p>Text, a field name: letters, digits and '_', starting with a letter. Default: none.
      * Example: {@code top_k_column}.
      *
      * @param topK {@code top_k}
@@ -110,7 +110,7 @@ public final class PerRow extends Section {
     /**
      * Column that holds the row's {@code sampling.min_p}; null there means the configured value.
      *
-     * <p>Text, a field name: letters, digits and '_', not starting with a digit. Default: none.
+     * <p>Text, a field name: letters, digits and '_', starting with a letter. Default: none.
      * Example: {@code min_p_column}.
      *
      * @param minP {@code min_p}
@@ -124,7 +124,7 @@ public final class PerRow extends Section {
      * Column that holds the row's {@code sampling.presence_penalty}; null there means the
      * configured value.
      *
-     * <p>Text, a field name: letters, digits and '_', not starting with a digit. Default: none.
+     * <p>Text, a field name: letters, digits and '_', starting with a letter. Default: none.
      * Example: {@code presence_penalty_column}.
      *
      * @param presencePenalty {@code presence_penalty}
@@ -138,7 +138,7 @@ public final class PerRow extends Section {
      * Column that holds the row's {@code sampling.frequency_penalty}; null there means the
      * configured value.
      *
-     * <p>Text, a field name: letters, digits and '_', not starting with a digit. Default: none.
+     * <p>Text, a field name: letters, digits and '_', starting with a letter. Default: none.
      * Example: {@code frequency_penalty_column}.
      *
      * @param frequencyPenalty {@code frequency_penalty}
@@ -152,7 +152,7 @@ public final class PerRow extends Section {
      * Column that holds the row's {@code sampling.repetition_penalty}; null there means the
      * configured value.
      *
-     * <p>Text, a field name: letters, digits and '_', not starting with a digit. Default: none.
+     * <p>Text, a field name: letters, digits and '_', starting with a letter. Default: none.
      * Example: {@code repetition_penalty_column}.
      *
      * @param repetitionPenalty {@code repetition_penalty}
@@ -165,7 +165,7 @@ public final class PerRow extends Section {
     /**
      * Column that holds the row's {@code sampling.seed}; null there means the configured value.
      *
-     * <p>Text, a field name: letters, digits and '_', not starting with a digit. Default: none.
+     * <p>Text, a field name: letters, digits and '_', starting with a letter. Default: none.
      * Example: {@code seed_column}.
      *
      * @param seed {@code seed}
@@ -179,7 +179,7 @@ public final class PerRow extends Section {
      * Column that holds the row's {@code sampling.stop}; null there means the configured value. A
      * list, or one written as JSON.
      *
-     * <p>Text, a field name: letters, digits and '_', not starting with a digit. Default: none.
+     * <p>Text, a field name: letters, digits and '_', starting with a letter. Default: none.
      * Example: {@code stop_column}.
      *
      * @param stop {@code stop}
@@ -193,7 +193,7 @@ public final class PerRow extends Section {
      * Column that holds the row's {@code sampling.choices}; null there means the configured value.
      * A list, or one written as JSON.
      *
-     * <p>Text, a field name: letters, digits and '_', not starting with a digit. Default: none.
+     * <p>Text, a field name: letters, digits and '_', starting with a letter. Default: none.
      * Example: {@code choices_column}.
      *
      * @param choices {@code choices}
@@ -206,7 +206,7 @@ public final class PerRow extends Section {
     /**
      * Column that holds the row's {@code sampling.regex}; null there means the configured value.
      *
-     * <p>Text, a field name: letters, digits and '_', not starting with a digit. Default: none.
+     * <p>Text, a field name: letters, digits and '_', starting with a letter. Default: none.
      * Example: {@code regex_column}.
      *
      * @param regex {@code regex}
@@ -220,7 +220,7 @@ public final class PerRow extends Section {
      * Column that holds the row's {@code sampling.json_schema}; null there means the configured
      * value.
      *
-     * <p>Text, a field name: letters, digits and '_', not starting with a digit. Default: none.
+     * <p>Text, a field name: letters, digits and '_', starting with a letter. Default: none.
      * Example: {@code json_schema_column}.
      *
      * @param jsonSchema {@code json_schema}

@@ -8,7 +8,7 @@ public final class ResourceHints extends Section {
   static final Knobs KNOBS =
       new Knobs()
           .optional("accelerator", Rule.string().minLength(1))
-          .optional("min_ram", Rule.string().minLength(1))
+          .optional("min_ram", Rule.string().pattern("^ *([0-9]+\\.?[0-9]*|\\.[0-9]+)([eE][+-]?[0-9]+)? *([KMGTP]i?)?B *$", "an amount of memory such as 30GB or 1.5GiB"))
           .optional("cpu_count", Rule.integer().minimum(1).maximum(9223372036854775807L));
 
   private ResourceHints(Builder builder) {
@@ -44,7 +44,7 @@ public final class ResourceHints extends Section {
     /**
      * Least memory.
      *
-     * <p>Text, at least 1 character. Default: none. Example: {@code 30GB}.
+     * <p>Text, an amount of memory such as 30GB or 1.5GiB. Default: none. Example: {@code 30GB}.
      *
      * @param minRam {@code min_ram}
      * @return this builder

@@ -27,8 +27,8 @@ public final class VllmChat extends LlmTransform {
           .optional("batching", Rule.section(Batching.KNOBS))
           .optional("error_handling", Rule.section(ErrorHandling.KNOBS))
           .optional("model_identifier", Rule.string().pattern("^[ -~]+$", "printable ASCII text, and not empty"))
-          .optional("output_field", Rule.string().pattern("^[A-Za-z_][A-Za-z0-9_]*$", "a field name: letters, digits and '_', not starting with a digit"))
-          .optional("details_prefix", Rule.string().pattern("^([A-Za-z_][A-Za-z0-9_]*)?$", "the start of a field name: letters, digits and '_'"))
+          .optional("output_field", Rule.string().pattern("^[A-Za-z][A-Za-z0-9_]*$", "a field name: letters, digits and '_', starting with a letter"))
+          .optional("details_prefix", Rule.string().pattern("^([A-Za-z][A-Za-z0-9_]*)?$", "the start of a field name: letters, digits and '_', starting with a letter"))
           .optional("sampling", Rule.section(Sampling.KNOBS))
           .optional("per_row", Rule.section(PerRow.KNOBS))
           .optional("requests", Rule.section(Requests.KNOBS))
@@ -186,7 +186,7 @@ public final class VllmChat extends LlmTransform {
     /**
      * Column for the generated text.
      *
-     * <p>Text, a field name: letters, digits and '_', not starting with a digit. Default: {@code
+     * <p>Text, a field name: letters, digits and '_', starting with a letter. Default: {@code
      * reply}. Example: {@code reply}.
      *
      * @param outputField {@code output_field}
@@ -200,8 +200,8 @@ public final class VllmChat extends LlmTransform {
      * Put before the names of the further columns {@code finish_reason}, {@code usage} and {@code
      * model}, for rows that have such columns already.
      *
-     * <p>Text, the start of a field name: letters, digits and '_'. Default: none. Example: {@code
-     * label_}.
+     * <p>Text, the start of a field name: letters, digits and '_', starting with a letter. Default:
+     * none. Example: {@code label_}.
      *
      * @param detailsPrefix {@code details_prefix}
      * @return this builder
