@@ -159,7 +159,7 @@ def test_problems_of_our_steps_have_line_and_column(
         (
             PIPELINE.replace('"{text}"', '"{txt}"'),
             1,
-            "VLLMCompletions: prompt: the input has no field 'txt'; did you mean 'text'?",
+            ":16:9: error: transforms[1].config.prompt: the input has no field 'txt'; did you mean",
         ),
     ],
 )
@@ -185,6 +185,38 @@ def test_odd_names_and_neighbours_of_the_output_do_not_spoil_the_summary(
     assert "Results [/v2]" in done.stdout
     assert "(t[/x])" in done.stdout
     assert "results.json-old" not in done.stdout
+
+
+def test_options_before_the_file_need_an_equals_sign(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    path = write(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-m", "beam_llm", "run", "--runner", "FnApiRunner", str(path)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "--runner before the file: write --runner=VALUE" in done.stderr
+
+
+def test_misspelt_options_are_refused(environment: dict[str, str], tmp_path: Path) -> None:
+    done = run(write(tmp_path), environment, "--streming", "--runner=FnApiRunner")
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1] == (
+        "--streming: error: Beam has no such option; did you mean '--streaming'?"
+    )
+    assert_nothing_left(environment)
+
+
+def test_warnings_are_said_and_do_not_stop_a_run(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    done = run(write(tmp_path, PIPELINE.replace("id: 3", "id: 03")), environment, "--preview=0")
+    assert done.returncode == 0, done.stderr
+    assert ":10:18: warning: transforms[0].config.elements[2].id: 03 is 3, an octal" in done.stderr
 
 
 def test_a_wrong_variable_is_said(environment: dict[str, str], tmp_path: Path) -> None:
