@@ -442,13 +442,13 @@ class Autoscaling(Section, frozen=True):
     scrape_timeout_secs: Annotated[
         float,
         _meta(
-            "Longest time one look may take.",
-            example=2,
+            "Longest time one look may take; a busy server answers late.",
+            example=5,
             unit="seconds",
             gt=0,
             le=60,
         ),
-    ] = 2.0
+    ] = 5.0
     min_completions: Annotated[
         int,
         _meta(
@@ -463,8 +463,9 @@ class Autoscaling(Section, frozen=True):
     full_concurrency: Annotated[
         Annotated[int, Meta(ge=1, le=INT64[1])] | None,
         _meta(
-            "How many requests run on a full worker, for `saturated_completion_rate`. Default: the"
-            " most that were seen, unless requests wait at the server, which always means full.",
+            "How many requests are under way on a full worker, for `saturated_completion_rate`; one"
+            " with requests that wait at the server is full in any case. Default: the lesser of"
+            " `requests.max_in_flight` and `batching.max_batch_size`.",
             example=64,
             unit="requests",
         ),

@@ -416,7 +416,13 @@ def _capacity(config: LLMConfig) -> Capacity | None:
         return None
     published = AutoscalingMetricConfig.of(knobs)
     tag = published.resolve_tag(config.identifier, config.model)
-    return Capacity(tag, published, server.metrics_endpoint)
+    return Capacity.of(
+        published,
+        tag,
+        server.metrics_endpoint,
+        config.requests.max_in_flight,
+        config.batching.max_batch_size,
+    )
 
 
 class _Ask(beam.DoFn):

@@ -225,6 +225,73 @@ def test_random_interleavings_never_show_zero_or_a_stale_value(tag: str) -> None
         assert name not in publisher._current
 
 
+def poll_traced(polling: NumLoadedModelsPublisher, at_line: Callable[[int], None]) -> int:
+    """Polls, with a call at each line of the publisher's code. Returns how many there were."""
+    lines = count()
+
+    def trace(frame: Any, event: str, _: Any) -> Any:
+        if frame.f_code.co_filename != publisher.__file__:
+            return None
+        if event == "line":
+            at_line(next(lines))
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        polling.poll()
+    finally:
+        sys.settrace(before)
+    return next(lines)
+
+
+def test_at_no_line_of_a_poll_does_the_runner_see_less_than_one_value(tag: str) -> None:
+    numbers = count(1)
+    polling = NumLoadedModelsPublisher(lambda: next(numbers), tag, interval_secs=1000).start()
+    wait_for(lambda: published(tag) == 1)
+    seen: list[Any] = []
+    assert poll_traced(polling, lambda _: seen.append(seen_by_the_runner(tag))) > 10
+    polling.stop()
+    assert published(tag) == 2
+    assert set(seen) <= {(1, 1, 1, 1), (1, 2, 2, 2)}
+
+
+def test_at_whatever_line_of_a_poll_a_newer_one_begins_the_old_one_is_silent(tag: str) -> None:
+    line, lines = 0, 100
+    while line < lines:
+        lines = begin_at(line, tag)
+        line += 1
+    assert line > 10
+
+
+def begin_at(line: int, tag: str) -> int:
+    """Begins a newer publisher at a line of the old one's poll. Returns how many there are."""
+    numbers = count(1)
+    old = NumLoadedModelsPublisher(lambda: next(numbers), tag, interval_secs=1000).start()
+    wait_for(lambda: old.polls["value"])
+    new = NumLoadedModelsPublisher(lambda: None, tag, interval_secs=1000)
+    there: list[int | None] = []
+
+    def begin() -> None:
+        new.start()
+        there.append(published(tag))
+
+    beginning = threading.Thread(target=begin)
+
+    def at_line(number: int) -> None:
+        if number == line:
+            beginning.start()
+            beginning.join(0.05)  # it waits where the old one holds the lock
+
+    lines = poll_traced(old, at_line)
+    beginning.join(60)
+    assert [published(tag)] == there, line
+    old.poll()
+    assert [published(tag)] == there, line
+    new.stop()
+    return lines
+
+
 class _Owner:
     pass
 

@@ -23,11 +23,14 @@ from beam_llm import VLLMChatModelHandler, VLLMCompletionsModelHandler
 from beam_llm.autoscaling import AutoscalingMetricConfig
 from beam_llm.autoscaling.publisher import published, publishers
 from beam_llm.autoscaling.sampler import PrometheusCounterGaugeSampler
-from beam_llm.config import Requests
+from beam_llm.config import Autoscaling, Requests
 from beam_llm.vllm.client import Call, ServerSettings
 from beam_llm.vllm.server import VLLMServer, VLLMServerSpec
 
-FAST = AutoscalingMetricConfig(interval_secs=0.05, window_secs=1, min_completions=1)
+# An estimator that learns from whatever runs: what is tested here is who publishes, and where.
+FAST = AutoscalingMetricConfig(
+    estimator="completion_rate", interval_secs=0.05, window_secs=1, min_completions=1
+)
 _names = count()
 
 
@@ -275,6 +278,18 @@ def test_an_endpoint_with_a_metrics_page(identifier: str, slow: dict[str, str]) 
         assert len(publishers_of(identifier)) == 1
 
 
+def test_a_worker_is_full_at_the_least_of_what_bounds_it() -> None:
+    from beam_llm.vllm.capacity import Capacity
+
+    def full(config: AutoscalingMetricConfig, *bounds: int | None) -> int | None:
+        return Capacity.of(config, "t", None, *bounds).config.full_concurrency
+
+    assert full(AutoscalingMetricConfig(), 64, 16) == 16
+    assert full(AutoscalingMetricConfig(), 64, None) == 64
+    assert full(AutoscalingMetricConfig(full_concurrency=5), 64, 16) == 5
+    assert full(FAST, 64, 16) is None  # the other estimator has no use for it
+
+
 def test_the_row_transforms_publish_under_their_identifier(
     slow: dict[str, str], identifier: str
 ) -> None:
@@ -288,7 +303,9 @@ def test_the_row_transforms_publish_under_their_identifier(
                 model_identifier=identifier,
                 messages=[{"role": "user", "content": "{text}"}],
                 server={"env": slow},
-                autoscaling={"interval_secs": 0.05, "window_secs": 1},
+                autoscaling=Autoscaling(
+                    estimator="completion_rate", interval_secs=0.05, window_secs=1
+                ),
             )
         )
     assert published(identifier) >= 1

@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from beam_llm.autoscaling import presets as presets
     from beam_llm.autoscaling.config import AutoscalingMetricConfig as AutoscalingMetricConfig
     from beam_llm.autoscaling.estimator import CapacityEstimator as CapacityEstimator
     from beam_llm.autoscaling.estimator import (
@@ -38,11 +39,13 @@ _HOMES = {
     "SaturatedCompletionRateCapacityEstimator": "estimator",
 }
 
-__all__ = list(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = ["presets", *_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
     # The publisher imports Beam, which the checks of a configuration do without.
+    if name == "presets":
+        return importlib.import_module("beam_llm.autoscaling.presets")
     if name not in _HOMES:
         raise AttributeError(f"module 'beam_llm.autoscaling' has no attribute '{name}'")
     value = getattr(importlib.import_module(f"beam_llm.autoscaling.{_HOMES[name]}"), name)

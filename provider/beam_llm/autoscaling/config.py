@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _LOGGER = logging.getLogger("beam_llm")
 _MIN_INTERVALS_IN_WINDOW = 4
 # One missed look is bridged; what happened in a longer gap, nobody saw.
-_MAX_GAP_INTERVALS = 2.5
+_LOOKS_IN_GAP = 2
 
 
 def autoscaling_rules(knobs: Autoscaling) -> Iterator[tuple[str, str]]:
@@ -111,7 +111,7 @@ class AutoscalingMetricConfig(Autoscaling, frozen=True, kw_only=True):
             "multiplier": self.target_drain_secs,
             "window_secs": self.window_secs,
             "min_completions": self.min_completions,
-            "max_gap_secs": _MAX_GAP_INTERVALS * self.interval_secs,
+            "max_gap_secs": _LOOKS_IN_GAP * (self.interval_secs + self.scrape_timeout_secs),
         }
         if self.estimator == "completion_rate":
             return CompletionRateCapacityEstimator(**common)

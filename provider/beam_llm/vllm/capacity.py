@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from beam_llm.autoscaling.config import AutoscalingMetricConfig
 from beam_llm.vllm.server import VLLMServer
 
@@ -42,6 +44,29 @@ class Capacity:
     tag: str
     config: AutoscalingMetricConfig
     metrics_endpoint: str | None = None
+
+    @classmethod
+    def of(
+        cls,
+        config: AutoscalingMetricConfig,
+        tag: str,
+        metrics_endpoint: str | None,
+        *bounds: int | None,
+    ) -> Capacity:
+        """Makes one for a step.
+
+        Args:
+          config: The knobs.
+          tag: The end of the metric's name.
+          metrics_endpoint: The page of a server that is not ours.
+          *bounds: How many requests a worker process has under way at most. At the least of
+            them it is full, unless the knobs say when it is.
+        """
+        known = [bound for bound in bounds if bound is not None]
+        if config.estimator == "saturated_completion_rate" and known:
+            full = config.full_concurrency or min(known)
+            config = msgspec.structs.replace(config, full_concurrency=full)
+        return cls(tag, config, metrics_endpoint)
 
 
 _publishing: weakref.WeakKeyDictionary[Any, Capacity] = weakref.WeakKeyDictionary()

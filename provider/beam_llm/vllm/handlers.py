@@ -231,7 +231,13 @@ class _VLLMModelHandler(ModelHandler):
         capacity = None
         if self.publishes_capacity:
             tag = self._autoscaling.resolve_tag(self._identifier, self._model_name)
-            capacity = Capacity(tag, self._autoscaling, self._metrics_endpoint)
+            capacity = Capacity.of(
+                self._autoscaling,
+                tag,
+                self._metrics_endpoint,
+                self._requests.max_in_flight,
+                self.batch_elements_kwargs().get("max_batch_size"),
+            )
         return dataclasses.replace(self._settings(), capacity=capacity).open()
 
     def _settings(self) -> ServerSettings:

@@ -144,9 +144,9 @@ public final class Autoscaling extends Section {
     }
 
     /**
-     * Longest time one look may take.
+     * Longest time one look may take; a busy server answers late.
      *
-     * <p>A number (seconds), above 0, at most 60. Default: {@code 2.0}. Example: {@code 2}.
+     * <p>A number (seconds), above 0, at most 60. Default: {@code 5.0}. Example: {@code 5}.
      *
      * @param scrapeTimeoutSecs {@code scrape_timeout_secs}
      * @return this builder
@@ -169,8 +169,9 @@ public final class Autoscaling extends Section {
     }
 
     /**
-     * How many requests run on a full worker, for {@code saturated_completion_rate}. Default: the
-     * most that were seen, unless requests wait at the server, which always means full.
+     * How many requests are under way on a full worker, for {@code saturated_completion_rate}; one
+     * with requests that wait at the server is full in any case. Default: the lesser of {@code
+     * requests.max_in_flight} and {@code batching.max_batch_size}.
      *
      * <p>An integer (requests), at least 1. Example: {@code 64}.
      *
