@@ -91,6 +91,15 @@ def test_null_and_empty_mean_the_default() -> None:
         ({"sampling": {"min_p": 2}}, "sampling.min_p: 2 is greater than the maximum of 1"),
         ({"sampling": {"choices": []}}, "sampling.choices: [] is too short: at least 1 item"),
         ({"sampling": {"stop": "x"}}, 'sampling.stop: "x" is a string, not a list'),
+        ({"output_field": "a\n"}, 'output_field: "a\\n" is not a field name'),
+        (
+            {"requests": {"timeout_secs": 10**400}},
+            "requests.timeout_secs: 1000000000",
+        ),
+        (
+            {"sampling": {"seed": 2**63}},
+            "sampling.seed: 9223372036854775808 is greater than the maximum of 9223372036854775807",
+        ),
         ({"output_field": "a-b"}, 'output_field: "a-b" is not a field name: letters, digits'),
         (
             {"prefix_batching": {"mode": "fixd"}},

@@ -39,6 +39,20 @@ class Deprecated(NamedTuple):
         return f"since {self.since}: {use}"
 
 
+def exact(pattern: str) -> str:
+    r"""Makes ``$`` the end of the text, as it is in JSON Schema.
+
+    Python's lets a line break follow, which YAML's ``|`` puts there.
+
+    Args:
+      pattern: An expression of JSON Schema (ECMA-262), with ``$`` at its end alone.
+
+    Returns:
+      The expression for Python: with ``\Z``.
+    """
+    return pattern.removesuffix("$") + r"\Z" if pattern.endswith("$") else pattern
+
+
 def _meta(
     description: str,
     *,
@@ -57,6 +71,8 @@ def _meta(
       **bounds: ``ge``, ``gt``, ``le``, ``lt``, ``min_length``, ``pattern``, …
     """
     extra: dict[str, Any] = {}
+    if "pattern" in bounds:
+        bounds["pattern"] = exact(bounds["pattern"])
     if unit:
         extra["x-unit"] = unit
     if deprecated:
@@ -76,8 +92,9 @@ class Section(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, fr
 # Beam's rows have no fields that start with an underscore.
 FIELD_NAME = r"^[A-Za-z][A-Za-z0-9_]*$"
 FIELD_NAME_START = r"^([A-Za-z][A-Za-z0-9_]*)?$"
-CALLABLE = r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"
-ADDRESS = r"^https?://[^\s/?#]+[^\s?#]*$"
+CALLABLE = r"^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_.]*$"
+# Printable ASCII; `#`, `?` and, in the host, `/` apart.
+ADDRESS = r'^https?://[!"$-.0->@-~]+[!"$->@-~]*$'
 #: What Beam's annotations can hold.
 PRINTABLE = r"^[ -~]+$"
 #: How recent values become the published one.
@@ -95,6 +112,11 @@ FORMS = {
     AGGREGATION: "last, lifetime_max, max, mean or a percentile such as p90",
     MEMORY_SIZE: "an amount of memory such as 30GB or 1.5GiB",
 }
+
+
+def _form(pattern: str) -> Meta:
+    """Lets text have one of these forms."""
+    return Meta(pattern=exact(pattern))
 
 
 class Message(Section, frozen=True):
@@ -199,7 +221,7 @@ PerRow = msgspec.defstruct(
         (
             name,
             Annotated[
-                Annotated[str, Meta(pattern=FIELD_NAME)] | None,
+                Annotated[str, _form(FIELD_NAME)] | None,
                 _meta(
                     f"Column that holds the row's `sampling.{name}`; null there means the"
                     " configured value."
@@ -284,14 +306,14 @@ class PrefixBatching(Section, frozen=True):
         ),
     ] = None
     key_field: Annotated[
-        Annotated[str, Meta(pattern=FIELD_NAME)] | None,
+        Annotated[str, _form(FIELD_NAME)] | None,
         _meta(
             "Column whose value is the key, in place of the prompt's start.",
             example="customer",
         ),
     ] = None
     key_fn: Annotated[
-        Annotated[str, Meta(pattern=CALLABLE)] | None,
+        Annotated[str, _form(CALLABLE)] | None,
         _meta(
             "`module:function` that takes the row and returns its key, in place of the"
             " prompt's start.",
@@ -523,14 +545,14 @@ class Server(Section, frozen=True):
         ),
     ] = 600.0
     endpoint: Annotated[
-        Annotated[str, Meta(pattern=ADDRESS)] | None,
+        Annotated[str, _form(ADDRESS)] | None,
         _meta(
             "Base address of a running OpenAI-compatible server, to use in place of starting one.",
             example="http://127.0.0.1:8000/v1",
         ),
     ] = None
     metrics_endpoint: Annotated[
-        Annotated[str, Meta(pattern=ADDRESS)] | None,
+        Annotated[str, _form(ADDRESS)] | None,
         _meta(
             "Address of that server's Prometheus page, for `autoscaling`; only for a server that"
             " belongs to one worker.",
@@ -557,7 +579,7 @@ class ResourceHints(Section, frozen=True):
         ),
     ] = None
     min_ram: Annotated[
-        Annotated[str, Meta(pattern=MEMORY_SIZE)] | None, _meta("Least memory.", example="30GB")
+        Annotated[str, _form(MEMORY_SIZE)] | None, _meta("Least memory.", example="30GB")
     ] = None
     cpu_count: Annotated[
         Annotated[int, Meta(ge=1, le=INT64[1])] | None, _meta("Least number of CPUs.", example=4)
@@ -619,7 +641,7 @@ class LLMConfig(KeyedConfig, frozen=True, kw_only=True):
         ),
     ]
     model_identifier: Annotated[
-        Annotated[str, Meta(pattern=PRINTABLE)] | None,
+        Annotated[str, _form(PRINTABLE)] | None,
         _meta(
             "Steps with one identifier share one server on a worker. Default: a hash of `model`"
             " and of what `server` says of it.",

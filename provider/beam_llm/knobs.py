@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import functools
 import json
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from beam_llm.config import INT64, Section
+from beam_llm.config import FIELD_NAME, FIELD_NAME_START, INT64, Section
 from beam_llm.schemas import self_contained
 
 Rule = Mapping[str, Any]
@@ -183,7 +182,7 @@ def _type_words(rule: Rule) -> str:
         words = f"list of {_plural(rule['items'])}"
     elif words == "object":
         words = f"mapping of names to {_plural(rule['additionalProperties'])}"
-    elif re.match(r"\^\(?\[A-Za-z_\]\[A-Za-z0-9_\]\*", rule.get("pattern", "")):
+    elif rule.get("pattern") in (FIELD_NAME, FIELD_NAME_START):
         words = "field name"
     return " ".join(filter(None, (words, _bounds_words(rule))))
 

@@ -78,6 +78,7 @@ LINTS = {
         Lint("octal-number", "warning", "`010`, which YAML 1.1 reads as 8."),
         Lint("word-as-boolean", "warning", "`on` or `no`, which YAML 1.1 reads as a boolean."),
         Lint("base-60-number", "warning", "`1:30`, which YAML 1.1 reads as 90."),
+        Lint("deprecated-knob", "warning", "A knob that is to be replaced."),
         Lint("secret-in-config", "warning", "What looks like a secret, in the server's settings."),
         Lint("session-windows", "warning", "Session windows before rows are keyed."),
         Lint(

@@ -7,12 +7,12 @@ Beam.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
 import yaml
 
+from beam_llm.providers import beam_transforms
 from beam_llm.registry import TRANSFORMS
 from beam_llm.schemas import DRAFTS, self_contained
 
@@ -36,8 +36,7 @@ def pipeline_schema(draft: str = "draft-07") -> dict[str, Any]:
     Raises:
       FileNotFoundError: The installed Beam has no schema of its own.
     """
-    folder = _beam_yaml()
-    schema = _read(folder / "pipeline.schema.yaml")
+    schema = _beams()
     definitions = schema["$defs"]
     schema = {
         **schema,
@@ -45,12 +44,19 @@ def pipeline_schema(draft: str = "draft-07") -> dict[str, Any]:
         "$id": f"urn:beam-llm:schema:pipeline{'' if draft == '2020-12' else ':' + draft}:v1",
         "title": "Beam YAML pipeline with the transforms of beam-llm",
     }
+    # Not such as `Filter-java`, which is written `Filter` with a `language`.
+    names = {
+        "chain",
+        "composite",
+        *TRANSFORMS,
+        *(name for name in beam_transforms() if "-" not in name),
+    }
     kind = definitions["transformBase"]["properties"]["type"]
     # The enumeration offers names to an editor; the second alternative allows all others.
     definitions["transformBase"]["properties"]["type"] = {
         **kind,
         "description": "What the step does: the name of a transform.",
-        "anyOf": [{"enum": sorted({*TRANSFORMS, *_listed(folder)})}, {"type": "string"}],
+        "anyOf": [{"enum": sorted(names)}, {"type": "string"}],
     }
     definitions["transform"]["allOf"] += [
         {
@@ -113,23 +119,9 @@ def _accept_listings(provider: dict[str, Any]) -> None:
     }
 
 
-def _beam_yaml() -> Path:
+def _beams() -> dict[str, Any]:
     beam = importlib.util.find_spec("apache_beam")
     if beam is None or beam.origin is None:
         raise FileNotFoundError("apache-beam is not installed")
-    return Path(beam.origin).parent / "yaml"
-
-
-def _listed(folder: Path) -> Iterator[str]:
-    """Names of Beam's own transforms, as far as its listings tell."""
-    yield from ("chain", "composite")
-    for name in ("standard_providers.yaml", "standard_io.yaml"):
-        if (folder / name).exists():
-            for listing in _read(folder / name):
-                # Such as `Filter-java`, which stands for `Filter` in that language.
-                yield from (name for name in listing.get("transforms", ()) if "-" not in name)
-
-
-def _read(file: Path) -> Any:
-    with file.open(encoding="utf-8") as stream:
-        return yaml.safe_load(stream)
+    file = Path(beam.origin).parent / "yaml/pipeline.schema.yaml"
+    return yaml.safe_load(file.read_text(encoding="utf-8"))

@@ -42,6 +42,8 @@ def json_schema(model: type[Section]) -> dict[str, Any]:
             if options is not None:
                 (typed,) = [option for option in options if option != {"type": "null"}]
                 knob.update(typed)
+            if "pattern" in knob:  # from Python's to that of JSON Schema: see `config.exact`
+                knob["pattern"] = knob["pattern"].replace(r"\Z", "$")
             if "enum" in knob:
                 knob["type"] = "string"  # Beam makes no field without it
             if name not in required and knob.get("default") is None:

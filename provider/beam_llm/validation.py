@@ -29,7 +29,9 @@ from beam_llm.config import (
     LLMConfig,
     Section,
     Server,
+    exact,
 )
+from beam_llm.knobs import deprecated_in
 from beam_llm.prefixes import ChatPrefixKeyFn, PromptPrefixKeyFn
 from beam_llm.schemas import json_schema
 from beam_llm.templates import Template, TemplateError
@@ -137,11 +139,26 @@ def check(model: type[Model], raw: Any) -> tuple[list[Problem], Model | None]:
     return problems, None if problems else config
 
 
-def _schema_problems(model: type[Section], data: Any) -> Iterator[Problem]:
-    import jsonschema  # slow to import, and needed for what is wrong only
+def schema_validator(model: type[Section]) -> jsonschema.Draft202012Validator:
+    """Gives a validator of a model's schema, which finds all that is wrong.
 
-    validator = jsonschema.Draft202012Validator(json_schema(model))
-    errors = sorted(validator.iter_errors(data), key=lambda e: [str(s) for s in e.absolute_path])
+    It reads patterns as JSON Schema does: after ``$`` comes nothing, no line break either.
+    """
+    import jsonschema.validators  # slow to import, and needed for what is wrong only
+
+    def pattern(_: Any, form: str, value: Any, __: Any) -> Iterator[jsonschema.ValidationError]:
+        if isinstance(value, str) and not re.search(exact(form), value):
+            yield jsonschema.ValidationError("not of the form")  # worded by `_explain`
+
+    kind = jsonschema.validators.extend(jsonschema.Draft202012Validator, {"pattern": pattern})
+    return kind(json_schema(model))
+
+
+def _schema_problems(model: type[Section], data: Any) -> Iterator[Problem]:
+    errors = sorted(
+        schema_validator(model).iter_errors(data),
+        key=lambda error: [str(step) for step in error.absolute_path],
+    )
     # What is none of the words allowed is of the wrong type besides, mostly.
     words = {tuple(e.absolute_path) for e in errors if e.validator == "enum"}
     errors = [e for e in errors if e.validator != "type" or tuple(e.absolute_path) not in words]
@@ -165,6 +182,8 @@ def warnings(config: Section) -> Iterator[Problem]:
     Yields:
       The problems, each with its check's name.
     """
+    for path, words in deprecated_in(config):
+        yield Problem(path, f"deprecated {words}", "deprecated-knob")
     if isinstance(config, LLMConfig):
         yield from _secrets(config.server)
     if isinstance(config, KeyedConfig):
@@ -211,8 +230,9 @@ def nearest(word: str, known: Iterable[str]) -> str:
     """Suggests a known name for a misspelt one: ``"; did you mean 'x'?"``, or nothing."""
     import difflib  # only mistakes need it
 
-    close = difflib.get_close_matches(word, list(known), n=1)
-    return f"; did you mean '{close[0]}'?" if close else ""
+    by_lower = {name.lower(): name for name in known}
+    close = difflib.get_close_matches(word.lower(), by_lower, n=1)
+    return f"; did you mean '{by_lower[close[0]]}'?" if close else ""
 
 
 _TYPE_NAMES = {

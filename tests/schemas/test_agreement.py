@@ -13,7 +13,7 @@ from beam_llm.config import Section
 from beam_llm.knobs import least, walk
 from beam_llm.registry import TRANSFORMS, TransformSpec
 from beam_llm.schemas import DRAFTS, published, self_contained
-from beam_llm.validation import check, integral, load, plain
+from beam_llm.validation import check, integral, load, plain, schema_validator
 
 CONFIGURATIONS = 100_000
 EACH = pytest.mark.parametrize("spec", TRANSFORMS.values(), ids=lambda spec: spec.name)
@@ -34,7 +34,7 @@ def test_schema_and_model_agree_on_random_configurations(spec: TransformSpec) ->
     # A compiled validator for each published draft; and, now and then, the slow one that
     # words the runtime's messages.
     compiled = {draft: jsonschema_rs.validator_for(published(spec, draft)) for draft in DRAFTS}
-    python = jsonschema.Draft202012Validator(schema)
+    python = schema_validator(spec.config)
     counted = {True: 0, False: 0}
     disagreements: list[Any] = []
     for i in range(CONFIGURATIONS // len(TRANSFORMS)):

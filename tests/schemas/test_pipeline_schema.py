@@ -160,7 +160,9 @@ def test_a_listing_without_transforms_is_a_mistake(validator: Any) -> None:
 
 def test_an_editor_is_offered_our_names_and_those_of_beam() -> None:
     kind = pipeline_schema()["$defs"]["transformBase"]["properties"]["type"]
-    assert {*TRANSFORMS, "chain", "ReadFromCsv", "Sql"} <= set(kind["anyOf"][0]["enum"])
+    assert {*TRANSFORMS, "chain", "Create", "MapToFields", "ReadFromCsv", "Sql"} <= set(
+        kind["anyOf"][0]["enum"]
+    )
 
 
 def test_an_editor_says_what_is_deprecated(monkeypatch: pytest.MonkeyPatch) -> None:

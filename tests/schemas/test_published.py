@@ -10,8 +10,10 @@ import pytest
 from beam_llm.cli.schema import text_of
 from beam_llm.config import Deprecated, Section, _meta
 from beam_llm.knobs import deprecated_in, knobs, walk
+from beam_llm.lints import LINTS
 from beam_llm.registry import TRANSFORMS, TransformSpec
 from beam_llm.schemas import DRAFTS, file_name, published, self_contained
+from beam_llm.validation import warnings
 
 ROOT = Path(__file__).parent.parent.parent
 EACH = pytest.mark.parametrize("spec", TRANSFORMS.values(), ids=lambda spec: spec.name)
@@ -105,6 +107,12 @@ def test_a_deprecated_knob_says_so() -> None:
         "since 0.2: it has no effect",
         None,
     ]
+
+
+def test_a_deprecated_knob_is_warned_of() -> None:
+    (problem,) = warnings(_Old(wait=2))
+    assert str(problem) == "wait: deprecated since 0.3: use requests.timeout_secs"
+    assert LINTS[problem.lint].level == "warning"
 
 
 class _Holder(Section, frozen=True):

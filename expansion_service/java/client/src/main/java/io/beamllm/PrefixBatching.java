@@ -14,7 +14,7 @@ public final class PrefixBatching extends Section {
           .optional("prefix_char_len", Rule.integer().minimum(1).maximum(9223372036854775807L))
           .optional("prefix_delimiters", Rule.list(Rule.string().minLength(1)))
           .optional("key_field", Rule.string().pattern("^[A-Za-z][A-Za-z0-9_]*$", "a field name: letters, digits and '_', starting with a letter"))
-          .optional("key_fn", Rule.string().pattern("^[A-Za-z_][\\w.]*:[A-Za-z_][\\w.]*$", "a callable such as package.module:function"))
+          .optional("key_fn", Rule.string().pattern("^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_.]*$", "a callable such as package.module:function"))
           .optional("num_shards", Rule.integer().minimum(1).maximum(9223372036854775807L))
           .optional("num_shards_by_key", Rule.map(Rule.integer().minimum(1).maximum(9223372036854775807L)));
 

@@ -14,8 +14,8 @@ public final class Server extends Section {
           .optional("env", Rule.map(Rule.string()))
           .optional("env_from_worker", Rule.list(Rule.string().minLength(1)))
           .optional("startup_timeout_secs", Rule.number().exclusiveMinimum(0).maximum(31536000))
-          .optional("endpoint", Rule.string().pattern("^https?://[^\\s/?#]+[^\\s?#]*$", "an address such as http://127.0.0.1:8000/v1"))
-          .optional("metrics_endpoint", Rule.string().pattern("^https?://[^\\s/?#]+[^\\s?#]*$", "an address such as http://127.0.0.1:8000/v1"))
+          .optional("endpoint", Rule.string().pattern("^https?://[!\"$-.0->@-~]+[!\"$->@-~]*$", "an address such as http://127.0.0.1:8000/v1"))
+          .optional("metrics_endpoint", Rule.string().pattern("^https?://[!\"$-.0->@-~]+[!\"$->@-~]*$", "an address such as http://127.0.0.1:8000/v1"))
           .optional("api_key_env", Rule.string().minLength(1));
 
   private Server(Builder builder) {
