@@ -154,8 +154,8 @@ PARTS = {"loop": loop, "cost": cost, "memory": memory}
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=Path(__file__).parent.name)
-    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], default=list(PARTS))
-    for part in parser.parse_args().parts:
+    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], default=[])
+    for part in parser.parse_args().parts or PARTS:
         PARTS[part]()
 
 
