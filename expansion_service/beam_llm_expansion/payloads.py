@@ -185,6 +185,8 @@ def _fixed(form: str) -> _Decoder:
 
 
 _ATOMIC: dict[int, _Decoder] = {
+    # No knob is bytes: the check of the configuration says so.
+    schema_pb2.BYTES: lambda reader: reader.take(reader.varint()),
     schema_pb2.BOOLEAN: lambda reader: reader.take(1) != b"\0",
     schema_pb2.BYTE: _fixed(">b"),
     schema_pb2.INT16: _fixed(">h"),

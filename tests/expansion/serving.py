@@ -35,6 +35,8 @@ NAMED_TRANSFORM = "beam:transforms:python:fully_qualified_named"
 CHAT = TRANSFORMS["VLLMChat"].urn
 COMPLETIONS = TRANSFORMS["VLLMCompletions"].urn
 MINIMAL = {"model": "m", "prompt": "{text}"}
+#: A module whose import makes the folder that the variable CANARY names.
+CANARY_MODULE = "expansion_canary"
 STANDIN = Path(__file__).parent.parent / "standin_vllm"
 
 
