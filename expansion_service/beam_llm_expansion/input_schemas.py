@@ -12,6 +12,7 @@ from apache_beam.typehints.schemas import PYTHON_ANY_URN, LogicalType
 from beam_llm_expansion.errors import RequestError
 
 _MAX_DEPTH = 20
+_MAX_FIELDS = 2_000
 _CALLABLE_URN = common_urns.python_callable.urn
 
 
@@ -25,12 +26,35 @@ def check_schema(schema: schema_pb2.Schema, place: str) -> None:
     Raises:
       RequestError: Some fields are unusable; all of them are named.
     """
+    if _fields(schema) > _MAX_FIELDS:
+        raise RequestError(f"{place}: its schema has more than {_MAX_FIELDS} fields")
     problems = list(_problems(schema, "", 0))
     if problems:
         raise RequestError(
             f"{place}: fields that Beam's Python SDK cannot read: {'; '.join(problems)}. Rename or"
             " convert them before this step"
         )
+
+
+def _fields(schema: schema_pb2.Schema) -> int:
+    """Counts fields, nested ones included, until there are too many."""
+    count = 0
+    schemas = [schema]
+    while schemas and count <= _MAX_FIELDS:
+        for field in schemas.pop().fields:
+            count += 1
+            types = [field.type]
+            while types:
+                kind = types.pop()
+                if kind.HasField("row_type"):
+                    schemas.append(kind.row_type.schema)
+                elif kind.HasField("map_type"):
+                    types += [kind.map_type.key_type, kind.map_type.value_type]
+                elif kind.HasField("array_type"):
+                    types.append(kind.array_type.element_type)
+                elif kind.HasField("iterable_type"):
+                    types.append(kind.iterable_type.element_type)
+    return count
 
 
 def _problems(schema: schema_pb2.Schema, path: str, depth: int) -> Iterator[str]:
