@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import Sequence
 
@@ -25,7 +26,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         from beam_llm_expansion.server import serve
 
         logs.set_up(settings.log_format, settings.log_level)
-        asyncio.run(serve(settings))
+        if asyncio.run(serve(settings)):
+            os._exit(0)  # else the process would wait for it after all
     except SettingsError as error:
         print(error, file=sys.stderr)
         return 2

@@ -101,20 +101,24 @@ class Server:
         _LOGGER.info("serving", extra={"fields": {"address": address, "tls": self._has_tls}})
         return address
 
-    async def stop(self) -> None:
-        """Refuses what is new, lets what runs finish within the grace, and leaves nothing."""
+    async def stop(self) -> bool:
+        """Refuses what is new, lets what runs finish within the grace, and leaves nothing.
+
+        Returns:
+          Whether an expansion is abandoned: its thread runs on.
+        """
         _LOGGER.info("stopping", extra={"fields": {"grace_secs": self._settings.grace_secs}})
         await self._health.enter_graceful_shutdown()
         if self._settings.address_file is not None:
             Path(self._settings.address_file).unlink(missing_ok=True)
         await self._grpc.stop(self._settings.grace_secs)
-        if self._service is not None:
-            self._service.close()
+        abandoned = self._service is not None and self._service.close()
         if self._pool is not None:
             await self._pool.stop()
         if self._metrics_server is not None:
             self._metrics_server.shutdown()
             self._metrics_server.server_close()
+        return abandoned
 
     @property
     def _has_tls(self) -> bool:
@@ -201,11 +205,14 @@ def _write(path: Path, text: str) -> None:
         raise SettingsError(f"address_file: '{path}' cannot be written: {error.strerror}") from None
 
 
-async def serve(settings: Settings) -> None:
+async def serve(settings: Settings) -> bool:
     """Serves until a signal, or the end of standard input, says to stop.
 
     Args:
       settings: The settings.
+
+    Returns:
+      Whether an expansion is abandoned: its thread runs on.
     """
     server = Server(settings)
     stop = asyncio.Event()
@@ -218,7 +225,8 @@ async def serve(settings: Settings) -> None:
         print(await server.start(), flush=True)
         await stop.wait()
     finally:
-        await server.stop()
+        abandoned = await server.stop()
+    return abandoned
 
 
 def _wait_for_end(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:

@@ -101,9 +101,14 @@ class ExpansionService(beam_expansion_api_pb2_grpc.ExpansionServiceServicer):
             "discover", "", context, answer, beam_expansion_api_pb2.DiscoverSchemaTransformResponse
         )
 
-    def close(self) -> None:
-        """Lets go of what waits; what runs is not waited for."""
+    def close(self) -> bool:
+        """Lets go of what waits; what runs is not waited for.
+
+        Returns:
+          Whether an expansion still runs, and keeps its thread.
+        """
         self._expander.shutdown(wait=False, cancel_futures=True)
+        return self._pending > 0
 
     def _expand(
         self, request: beam_expansion_api_pb2.ExpansionRequest

@@ -280,6 +280,13 @@ def _check(settings: Settings) -> None:
             f"host: '{settings.host}' can be reached from other machines: give tls_cert and"
             " tls_key (and tls_client_ca, to admit known clients alone), or insecure"
         )
+    if not settings.is_loopback and (
+        settings.serve_loopback_worker or settings.environment_type == "LOOPBACK"
+    ):
+        problems.append(
+            f"serve_loopback_worker: for clients on this machine: host '{settings.host}' is for"
+            " others"
+        )
     needs_config = settings.environment_type in ("EXTERNAL", "PROCESS")
     if needs_config and settings.environment_config is None:
         problems.append(
