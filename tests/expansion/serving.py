@@ -14,12 +14,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import apache_beam as beam
 import grpc
 import psutil
+import trustme
 from apache_beam.portability.api import (
     beam_artifact_api_pb2_grpc,
     beam_expansion_api_pb2,
@@ -186,6 +188,34 @@ def serving_here(**settings: Any) -> Iterator[Service]:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
+
+
+class Certificates:
+    """Certificates of a new authority, as files."""
+
+    def __init__(self, folder: Path):
+        folder.mkdir()
+        self.authority = trustme.CA()
+        self.server = self.issue(folder / "server")
+        self.client = self.issue(folder / "client", "client.example")
+        self.ca = folder / "ca.pem"
+        self.authority.cert_pem.write_to_path(str(self.ca))
+
+    def issue(self, name: Path, *hosts: str, expired: bool = False) -> tuple[Path, Path]:
+        until = datetime.now(UTC) - timedelta(days=1) if expired else None
+        made = self.authority.issue_cert(*(hosts or ("127.0.0.1", "localhost")), not_after=until)
+        cert, key = name.with_suffix(".pem"), name.with_suffix(".key")
+        cert.write_bytes(b"".join(blob.bytes() for blob in made.cert_chain_pems))
+        made.private_key_pem.write_to_path(str(key))
+        return cert, key
+
+
+def tls(pair: tuple[Path, Path], client_ca: Path | None = None) -> dict[str, Any]:
+    return {
+        "tls_cert": str(pair[0]),
+        "tls_key": str(pair[1]),
+        "tls_client_ca": client_ca and str(client_ca),
+    }
 
 
 def row_components(element_type: Any, **windowing: Any) -> tuple[Any, str]:

@@ -8,7 +8,7 @@ import pytest
 from apache_beam.coders import RowCoder
 from apache_beam.portability.api import schema_pb2
 from apache_beam.typehints.schemas import named_tuple_from_schema
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from beam_llm_expansion.errors import RequestError
@@ -69,6 +69,7 @@ def rows(draw: Any, depth: int = 0) -> tuple[schema_pb2.Schema, Any, Any]:
     return schema, row, read
 
 
+@settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 @given(rows())
 def test_it_reads_what_beam_writes(made: tuple[schema_pb2.Schema, Any, Any]) -> None:
     schema, row, read = made
@@ -81,6 +82,7 @@ def test_it_reads_what_beam_writes(made: tuple[schema_pb2.Schema, Any, Any]) -> 
         decode_row(schema, data + b"\0")
 
 
+@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])
 @given(rows(), st.binary(max_size=60))
 def test_any_bytes_are_read_or_refused(
     made: tuple[schema_pb2.Schema, Any, Any], data: bytes

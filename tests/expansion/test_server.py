@@ -13,14 +13,12 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import grpc
 import psutil
 import pytest
-import trustme
 from apache_beam.portability.api import (
     beam_artifact_api_pb2,
     beam_expansion_api_pb2,
@@ -32,7 +30,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
     ProtoReflectionDescriptorDatabase,
 )
 from prometheus_client.parser import text_string_to_metric_families
-from serving import MINIMAL, Service, request, serving, serving_here
+from serving import MINIMAL, Certificates, Service, request, serving, serving_here, tls
 
 from beam_llm_expansion.server import Server
 from beam_llm_expansion.settings import Settings, SettingsError
@@ -364,34 +362,6 @@ def test_worker_environments(kind: Any, given: str | None, payload: bytes) -> No
 
 
 # TLS
-
-
-class Certificates:
-    """Certificates of a new authority, as files."""
-
-    def __init__(self, folder: Path):
-        folder.mkdir()
-        self.authority = trustme.CA()
-        self.server = self.issue(folder / "server")
-        self.client = self.issue(folder / "client", "client.example")
-        self.ca = folder / "ca.pem"
-        self.authority.cert_pem.write_to_path(str(self.ca))
-
-    def issue(self, name: Path, *hosts: str, expired: bool = False) -> tuple[Path, Path]:
-        until = datetime.now(UTC) - timedelta(days=1) if expired else None
-        made = self.authority.issue_cert(*(hosts or ("127.0.0.1", "localhost")), not_after=until)
-        cert, key = name.with_suffix(".pem"), name.with_suffix(".key")
-        cert.write_bytes(b"".join(blob.bytes() for blob in made.cert_chain_pems))
-        made.private_key_pem.write_to_path(str(key))
-        return cert, key
-
-
-def tls(pair: tuple[Path, Path], client_ca: Path | None = None) -> dict[str, Any]:
-    return {
-        "tls_cert": str(pair[0]),
-        "tls_key": str(pair[1]),
-        "tls_client_ca": client_ca and str(client_ca),
-    }
 
 
 def ask(address: str, ca: Path | None, pair: tuple[Path, Path] | None = None) -> str:

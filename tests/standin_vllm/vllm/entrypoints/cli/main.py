@@ -9,6 +9,7 @@ It is found instead of vLLM by putting `tests/standin_vllm` on a server's PYTHON
 | STANDIN_FAIL_ONCE | a file: with STANDIN_FAIL, fails only while it exists, and removes it |
 | STANDIN_LATENCY_SECS | time every completion takes (0) |
 | STANDIN_LOG | a file: each completion answered appends its prompt as a line of JSON |
+| STANDIN_OBEDIENT | any value: replies obey constraints and `max_tokens`; prompts have a limit |
 | STANDIN_STUBBORN | any value: the process itself ignores SIGTERM |
 
 A prompt that contains BAD is answered by 400; the first time a prompt comes, FLAKY429 and
@@ -214,8 +215,24 @@ class Server:
                     with self.crashes.open("a") as file:
                         file.write(json.dumps(prompt) + "\n")
                 os.kill(os.getpid(), signal.SIGKILL)
+        if os.environ.get("STANDIN_OBEDIENT"):
+            return self.obey(request, prompt, chat)
         latency = self.latency + ("SLOW" in prompt)
         return self.later(latency, prompt, chat) if latency else self.answer(prompt, chat)
+
+    def obey(self, request, prompt: str, chat: bool):
+        if prompt.count(" ") >= self.max_model_len:
+            message = f"This model's maximum context length is {self.max_model_len} tokens."
+            return self.error(400, "BadRequestError", message, "input")
+        text = prompt
+        if choices := request.get("structured_outputs", {}).get("choice"):
+            text = choices[0]
+        elif form := request.get("response_format"):
+            samples = {"string": "a", "integer": 1}
+            properties = form["json_schema"]["schema"]["properties"]
+            text = json.dumps({k: samples[rule["type"]] for k, rule in properties.items()})
+        tokens = request.get("max_tokens") if request.get("ignore_eos") else None
+        return self.answer(prompt, chat, text, tokens)
 
     async def later(self, latency: float, prompt: str, chat: bool):
         self.running += 1
@@ -225,7 +242,7 @@ class Server:
             self.running -= 1
         return self.answer(prompt, chat)
 
-    def answer(self, prompt: str, chat: bool):
+    def answer(self, prompt: str, chat: bool, reply: str | None = None, spent: int | None = None):
         tokens = prompt.count(" ") + 1
         prefix = prompt[:64]
         cached = tokens // 2 if prefix in self.prefixes else 0
@@ -237,7 +254,7 @@ class Server:
         self.completion_tokens += tokens
         if self.log:
             self.log.write(json.dumps(prompt) + "\n")
-        text = json.dumps(prompt)
+        text = json.dumps(prompt if reply is None else reply)
         choice = (
             f'"message":{{"role":"assistant","content":{text},"refusal":null}}'
             if chat
@@ -248,7 +265,7 @@ class Server:
             f'{{"id":"cmpl-1","object":"{kind}","created":1,"model":{json.dumps(self.names[0])},'
             f'"choices":[{{"index":0,{choice},"logprobs":null,"finish_reason":"stop",'
             f'"stop_reason":null}}],"usage":{{"prompt_tokens":{tokens},'
-            f'"total_tokens":{2 * tokens},"completion_tokens":{tokens},'
+            f'"total_tokens":{tokens + (spent or tokens)},"completion_tokens":{spent or tokens},'
             f'"prompt_tokens_details":{{"cached_tokens":{cached}}}}}}}'
         ).encode()
 
