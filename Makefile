@@ -12,6 +12,8 @@ BIN := .venv/bin
 MODEL := .cache/models/smollm2-135m-instruct
 PRISM := .cache/bin/prism
 PRISM_VERSION := v2.77.0
+NPM := .cache/npm/node_modules/apache-beam/package.json
+TS_VERSION := 2.49.0
 
 .PHONY: run test lint unit format clean help setup java-example
 .DEFAULT_GOAL := help
@@ -43,7 +45,14 @@ $(PRISM):
 	    || { cat .cache/prism.log >&2; exit 1; }; \
 	else echo "· no Go here: the tests on Prism will be skipped"; fi
 
-setup: .venv/.synced $(MODEL)/config.json $(PRISM) ## install everything, run nothing
+# Beam's TypeScript SDK, a client of the expansion service, for its test.
+$(NPM):
+	@if command -v npm >/dev/null; then \
+	  echo "· fetching Beam's TypeScript SDK (about a minute, once)"; \
+	  npm install --prefix .cache/npm --silent --ignore-scripts --no-audit --no-fund apache-beam@$(TS_VERSION); \
+	else echo "· no npm here: the test of Beam's TypeScript SDK will be skipped"; fi
+
+setup: .venv/.synced $(MODEL)/config.json $(PRISM) $(NPM) ## install everything, run nothing
 
 run: .venv/.synced $(MODEL)/config.json ## label real text with a real model
 	@$(BIN)/beam-llm demo-data output/quickstart/questions.jsonl

@@ -26,6 +26,7 @@ from beam_llm.config import LLMConfig
 from beam_llm.knobs import Knob, knobs, least, value_words, walk
 from beam_llm.registry import TRANSFORMS, TransformSpec
 from beam_llm.schemas import DRAFTS, file_name, published
+from beam_llm_expansion.settings import Settings
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -49,7 +50,7 @@ def _tables() -> dict[str, list[Knob]]:
     for name, spec in TRANSFORMS.items():
         own = knobs(spec.config)
         found[name] = [knob for knob in own if spec not in asking or knob not in shared]
-    return {**found, "shared": shared}
+    return {**found, "shared": shared, "service": knobs(Settings)}
 
 
 def _title(section: Knob) -> str:

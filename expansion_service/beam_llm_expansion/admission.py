@@ -372,7 +372,7 @@ def _check_environment(
         )
         for choice in inner.environments:
             _check_environment(choice, place, depth + 1)
-    elif urn not in _PLAIN_ENVIRONMENTS:
+    elif urn not in _PLAIN_ENVIRONMENTS and environment.payload:  # a mere name has no command
         raise RequestError(
             f"{place}: its environment '{_short(urn)}' may name a command: use a container"
             " (DOCKER) or a worker that runs already (EXTERNAL)",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import keyword
+import re
 from collections.abc import Iterator
 
 from apache_beam.portability import common_urns
@@ -13,6 +14,7 @@ from beam_llm_expansion.errors import RequestError
 
 _MAX_DEPTH = 20
 _MAX_FIELDS = 2_000
+_ID = re.compile(r"[A-Za-z0-9_-]{0,100}")
 _CALLABLE_URN = common_urns.python_callable.urn
 
 
@@ -61,6 +63,9 @@ def _problems(schema: schema_pb2.Schema, path: str, depth: int) -> Iterator[str]
     if depth > _MAX_DEPTH:
         yield f"'{path}' nests more than {_MAX_DEPTH} deep"
         return
+    # Beam makes the name of a class of it.
+    if not _ID.fullmatch(schema.id):
+        yield f"the schema{f' of {path!r}' if path else ''} has an id that is no identifier"
     seen: set[str] = set()
     for field in schema.fields:
         name = field.name

@@ -7,6 +7,8 @@ import logging
 import time
 from typing import Any
 
+from google.protobuf.message import DecodeError
+
 _FORM = "%(asctime)s %(levelname)s %(message)s"
 
 
@@ -20,7 +22,15 @@ def set_up(form: str, level: str) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(_Json() if form == "json" else _Text(_FORM))
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
+    handler.addFilter(_shorten)
     logging.getLogger("beam_llm_expansion").setLevel(level)
+
+
+def _shorten(record: logging.LogRecord) -> bool:
+    """Leaves out what gRPC adds where a stranger sends noise: a traceback for each message."""
+    if record.exc_info and isinstance(record.exc_info[1], DecodeError):
+        record.msg, record.args, record.exc_info = "a message that cannot be read", (), None
+    return True
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:

@@ -55,6 +55,7 @@ class Server:
         self._metrics = Metrics()
         self._pool: WorkerPool | None = None
         self._grpc = grpc.aio.server(options=_options(settings))
+        self._probes: grpc.aio.Server | None = None
         self._service: ExpansionService | None = None
         self._metrics_server: Any = None
         self._updates: set[asyncio.Task[None]] = set()
@@ -91,9 +92,20 @@ class Server:
             names = (*_SERVICES, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name)
             reflection.enable_server_reflection((*names, reflection.SERVICE_NAME), self._grpc)
         port = self._bind()
-        address = f"{settings.host}:{port}"
+        address = _address(settings.host, port)
         if settings.metrics_port is not None:
             self._serve_metrics(settings.metrics_host, settings.metrics_port)
+        if settings.health_port is not None:
+            self._probes = grpc.aio.server(options=_options(settings))
+            health_pb2_grpc.add_HealthServicer_to_server(self._health, self._probes)
+            place = _address(settings.health_host, settings.health_port)
+            try:
+                bound = self._probes.add_insecure_port(place)
+            except RuntimeError:
+                raise SettingsError(f"expansion service: cannot listen on {place}") from None
+            await self._probes.start()
+            fields = {"address": _address(settings.health_host, bound)}
+            _LOGGER.info("serving health", extra={"fields": fields})
         await self._grpc.start()
         await self._set_health(_SERVING)
         if settings.address_file is not None:
@@ -112,6 +124,8 @@ class Server:
         if self._settings.address_file is not None:
             Path(self._settings.address_file).unlink(missing_ok=True)
         await self._grpc.stop(self._settings.grace_secs)
+        if self._probes is not None:
+            await self._probes.stop(0)
         abandoned = self._service is not None and self._service.close()
         if self._pool is not None:
             await self._pool.stop()
@@ -126,8 +140,7 @@ class Server:
 
     def _bind(self) -> int:
         settings = self._settings
-        host = f"[{settings.host}]" if ":" in settings.host else settings.host
-        address = f"{host}:{settings.port}"
+        address = _address(settings.host, settings.port)
         try:
             if settings.tls_cert is None or settings.tls_key is None:
                 if not settings.is_loopback:
@@ -176,6 +189,10 @@ class Server:
         task = loop.create_task(self._set_health(_NOT_SERVING if stuck else _SERVING))
         self._updates.add(task)
         task.add_done_callback(self._updates.discard)
+
+
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _options(settings: Settings) -> list[tuple[str, Any]]:

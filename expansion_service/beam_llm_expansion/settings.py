@@ -82,6 +82,14 @@ class Settings(Section, frozen=True, kw_only=True):
     metrics_host: Annotated[
         str, Meta(description="Address for the metrics. They hold counts, no content.")
     ] = "127.0.0.1"
+    health_port: Annotated[
+        Annotated[int, Meta(ge=0, le=65_535)] | None,
+        Meta(
+            description="A further port, in plaintext, for health alone: probes speak no TLS.",
+            examples=[8098],
+        ),
+    ] = None
+    health_host: Annotated[str, Meta(description="Address for that port.")] = "127.0.0.1"
     environment_type: Annotated[
         Literal["DOCKER", "EXTERNAL", "PROCESS", "LOOPBACK"],
         Meta(description="Where workers run the transforms; see the runner table."),
