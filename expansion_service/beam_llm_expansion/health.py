@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -31,10 +32,9 @@ def main() -> int:
     )
     address = sys.argv[1] if len(sys.argv) > 1 else f"127.0.0.1:{port}"
     with grpc.insecure_channel(address) as channel:
+        stub: Any = health_pb2_grpc.HealthStub(channel)
         try:
-            answer = health_pb2_grpc.HealthStub(channel).Check(
-                health_pb2.HealthCheckRequest(), timeout=_TIMEOUT_SECS
-            )
+            answer = stub.Check(health_pb2.HealthCheckRequest(), timeout=_TIMEOUT_SECS)
         except grpc.RpcError as error:
             print(f"{address}: {error.code().name}", file=sys.stderr)  # type: ignore[attr-defined]
             return 1

@@ -208,7 +208,7 @@ def fuzz(service: Service, count: int, seed: int, canary: Path) -> dict[str, int
             asked = beam_expansion_api_pb2.ExpansionRequest()
             asked.CopyFrom(chance.choice(starts))
             if chance.random() < 0.5:
-                for _ in range(chance.choice([1, 2, 4, 8])):
+                for _ in range(chance.choice([2, 4, 8, 16])):
                     mutated(asked, chance)
                 data = asked.SerializeToString()
             else:

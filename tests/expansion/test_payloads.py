@@ -69,7 +69,7 @@ def rows(draw: Any, depth: int = 0) -> tuple[schema_pb2.Schema, Any, Any]:
     return schema, row, read
 
 
-@settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 @given(rows())
 def test_it_reads_what_beam_writes(made: tuple[schema_pb2.Schema, Any, Any]) -> None:
     schema, row, read = made
@@ -82,7 +82,7 @@ def test_it_reads_what_beam_writes(made: tuple[schema_pb2.Schema, Any, Any]) -> 
         decode_row(schema, data + b"\0")
 
 
-@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 @given(rows(), st.binary(max_size=60))
 def test_any_bytes_are_read_or_refused(
     made: tuple[schema_pb2.Schema, Any, Any], data: bytes
