@@ -18,6 +18,9 @@ _MAX_EXPONENT = 1_000
 
 # Marks go to where a line of the template begins, and come out again after it is filled.
 _MARK = re.compile("\x00(\\d+):(\\d+)\x01")
+# As `str.splitlines` has them.
+_BREAKS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
+_LINE = re.compile(f"[^{_BREAKS}]*(?:\r\n|[{_BREAKS}]|$)")
 # These see the text they enclose, marks and all.
 _CAPTURING = re.compile(r"\{%[-+]?\s*(?:filter|macro|call|set\s[^=%]*%\})")
 
@@ -147,10 +150,10 @@ def without_leading_comments(source: str) -> tuple[str, int]:
       The rest, and how many lines were dropped.
     """
     start = skipped = 0
-    for line in source.splitlines(keepends=True):
-        if line.strip() and not line.lstrip().startswith("#"):
+    for line in _LINE.finditer(source):  # not all lines of what may be a large file
+        if not line[0] or (line[0].strip() and not line[0].lstrip().startswith("#")):
             break
-        start += len(line)
+        start = line.end()
         skipped += 1
     return source[start:], skipped
 
