@@ -6,8 +6,11 @@ from typing import Any
 
 import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.typehints.row_type import RowTypeConstraint
 
 import beam_llm
+
+_ROW = RowTypeConstraint.from_fields([("group", str), ("text", str)])
 
 
 def main() -> None:
@@ -20,7 +23,7 @@ def main() -> None:
         _ = (
             pipeline
             | "Read" >> beam.io.ReadFromText(options.input)
-            | "Parse" >> beam.Map(_row)
+            | "Parse" >> beam.Map(_row).with_output_types(_ROW)
             | "Ask"
             >> beam_llm.VLLMCompletions(
                 model="m",
@@ -35,7 +38,7 @@ def main() -> None:
 
 def _row(line: str) -> beam.Row:
     values = json.loads(line)
-    return beam.Row(group=str(values["group"]), text=str(values["text"]))
+    return beam.Row(group=values["group"], text=values["text"])
 
 
 def _json(row: Any) -> str:
