@@ -80,7 +80,7 @@ def _listen(output: IO[str], said: list[str]) -> None:
         for line in output:
             if len(said) < KEPT_LINES:
                 said.append(line)
-            if re.search(r"WARN|ERROR", line):
+            if re.search(r"level=(WARN|ERROR)|^(WARNING|ERROR):", line):
                 sys.stderr.write(line)
 
 

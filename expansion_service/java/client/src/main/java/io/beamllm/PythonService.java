@@ -13,6 +13,7 @@ import java.util.Deque;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.concurrent.CopyOnWriteArrayList;
 import java.util.concurrent.TimeUnit;
 import java.util.regex.Pattern;
 import org.slf4j.Logger;
@@ -26,12 +27,20 @@ import org.slf4j.LoggerFactory;
  */
 final class PythonService {
   private static final Logger LOG = LoggerFactory.getLogger("io.beamllm.service");
-  private static final Map<List<String>, PythonService> RUNNING = new HashMap<>();
   private static final String MODULE = "beam_llm_expansion";
   private static final Duration STOP = Duration.ofSeconds(10);
   private static final Duration LOOK = Duration.ofMillis(20);
   private static final Pattern ROUTINE = Pattern.compile("^\\S+ \\S+ (DEBUG|INFO) |^\\S+:\\d+$");
   private static final int KEPT_LINES = 20;
+
+  private static final Map<List<String>, PythonService> RUNNING = new HashMap<>();
+
+  // Apart from the map and its lock: the JVM may end while one starts.
+  private static final List<PythonService> STARTED = new CopyOnWriteArrayList<>();
+
+  static {
+    Runtime.getRuntime().addShutdownHook(new Thread(PythonService::stopAll, "beam-llm-stop"));
+  }
 
   private final String transform;
   private final ExpansionService wanted;
@@ -62,22 +71,16 @@ final class PythonService {
       if (running != null && running.process.isAlive()) {
         return running.address;
       }
+      STARTED.remove(running);
       service.start();
-      if (RUNNING.isEmpty()) {
-        Runtime.getRuntime().addShutdownHook(new Thread(PythonService::stopAll, "beam-llm-stop"));
-      }
       RUNNING.put(service.command, service);
       return service.address;
     }
   }
 
   private static void stopAll() {
-    List<PythonService> services;
-    synchronized (RUNNING) {
-      services = new ArrayList<>(RUNNING.values());
-    }
-    services.forEach(PythonService::askToStop);
-    services.forEach(PythonService::awaitStop);
+    STARTED.forEach(PythonService::askToStop);
+    STARTED.forEach(PythonService::awaitStop);
   }
 
   private void start() {
@@ -90,6 +93,7 @@ final class PythonService {
       List<String> line = new ArrayList<>(command);
       line.add("--address-file=" + file);
       process = new ProcessBuilder(line).redirectErrorStream(true).start();
+      STARTED.add(this);
       log = new Thread(this::readLog, "beam-llm-service-log");
       log.setDaemon(true);
       log.start();
@@ -122,6 +126,7 @@ final class PythonService {
       if (!started && process != null) {
         askToStop();
         awaitStop();
+        STARTED.remove(this);
       }
     }
   }
