@@ -131,8 +131,8 @@ def check(model: type[Model], raw: Any) -> tuple[list[Problem], Model | None]:
         config = msgspec.convert(integral(data), model)
     except msgspec.ValidationError as error:
         # The schema finds every problem, where the model stops at the first.
-        problems += [p for p in _schema_problems(model, data) if p.path not in odd]
-        problems = problems or [_unexplained(error)]
+        found = [p for p in _schema_problems(model, data) if p.path not in odd]
+        problems = found + problems or [_unexplained(error)]
     if problems or config is None:
         return problems, None
     problems = list(_rules(config))
