@@ -24,7 +24,6 @@ from apache_beam.portability.api import (
 )
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
-from grpc_reflection.v1alpha import reflection
 
 from beam_llm_expansion.artifacts import Artifacts
 from beam_llm_expansion.metrics import Metrics
@@ -89,6 +88,8 @@ class Server:
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._grpc)
         if settings.reflection:
+            from grpc_reflection.v1alpha import reflection
+
             names = (*_SERVICES, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name)
             reflection.enable_server_reflection((*names, reflection.SERVICE_NAME), self._grpc)
         port = self._bind()

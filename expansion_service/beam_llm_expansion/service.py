@@ -74,7 +74,8 @@ class ExpansionService(beam_expansion_api_pb2_grpc.ExpansionServiceServicer):
         self._on_stuck = on_stuck
         self._expander = ThreadPoolExecutor(1, thread_name_prefix="expand")
         self._pending = 0
-        self._discovered = discover()
+        # Our transforms are imported, and described, while the first requests are on their way.
+        self._discovered = self._expander.submit(discover)
 
     async def Expand(  # noqa: N802 - Beam's name
         self, request: beam_expansion_api_pb2.ExpansionRequest, context: _Context
@@ -95,7 +96,7 @@ class ExpansionService(beam_expansion_api_pb2_grpc.ExpansionServiceServicer):
         del request
 
         async def answer() -> beam_expansion_api_pb2.DiscoverSchemaTransformResponse:
-            return self._discovered
+            return await asyncio.shield(asyncio.wrap_future(self._discovered))
 
         return await self._answered(
             "discover", "", context, answer, beam_expansion_api_pb2.DiscoverSchemaTransformResponse
