@@ -177,7 +177,7 @@ def beyond(rule: Rule) -> Iterator[Any]:
             yield ""
         if "pattern" in rule:
             yield from (
-                text for text in ("a b\u00e9", "1:2", "") if text or "minLength" not in rule
+                text for text in ("a b\u00e9", "a\n", "1:2", "") if text or "minLength" not in rule
             )
 
 

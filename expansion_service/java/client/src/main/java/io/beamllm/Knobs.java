@@ -43,9 +43,9 @@ final class Knobs {
     walk(values, List.of(), found, notFinite);
     // Python sorts by the path as strings, and keeps the order where paths are equal.
     found.sort((a, b) -> compare(a.sortedBy, b.sortedBy));
-    found.addAll(notFinite);
+    notFinite.addAll(found);
     List<BeamLlmException.Problem> problems = new ArrayList<>();
-    for (Found one : found) {
+    for (Found one : notFinite) {
       problems.add(new BeamLlmException.Problem(dotted(one.path), one.message));
     }
     return problems;

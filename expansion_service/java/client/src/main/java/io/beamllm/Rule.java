@@ -106,9 +106,9 @@ final class Rule {
 
   /** Takes texts in which the expression is found; {@code words} say what those are. */
   Rule pattern(String expression, String words) {
-    // As Python reads it: classes are Unicode's, and only "\n" ends a line.
-    Pattern compiled =
-        Pattern.compile(expression, Pattern.UNIX_LINES | Pattern.UNICODE_CHARACTER_CLASS);
+    // As Python reads it: classes are Unicode's, and after "$" comes nothing, no line break either.
+    String exact = expression.replaceAll("\\$$", "\\\\z");
+    Pattern compiled = Pattern.compile(exact, Pattern.UNICODE_CHARACTER_CLASS);
     return check(
         v -> compiled.matcher((String) v).find() ? null : Json.shown(v) + " is not " + words);
   }

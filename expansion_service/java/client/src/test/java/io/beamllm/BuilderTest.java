@@ -73,9 +73,9 @@ class BuilderTest {
     List<String> paths = new ArrayList<>();
     error.problems().forEach(problem -> paths.add(problem.path()));
     assertEquals(
-        List.of("model", "prompt", "sampling.max_tokens", "server.startup_timeout_secs"), paths);
+        List.of("server.startup_timeout_secs", "model", "prompt", "sampling.max_tokens"), paths);
     assertEquals("VLLMCompletions", error.transform());
-    assertEquals("0 is less than the minimum of 1", error.problems().get(2).message());
+    assertEquals("0 is less than the minimum of 1", error.problems().get(3).message());
     assertTrue(error.getMessage().contains("VLLMCompletions: sampling.max_tokens: 0 is less"));
   }
 
