@@ -121,6 +121,35 @@ def test_keys_of_a_function_are_text_and_its_failures_alone() -> None:
         )
 
 
+class Place(NamedTuple):
+    city: str
+    zone: int
+
+
+def of_place(row: Any) -> Any:
+    return Place("Bern", row.id % 2)
+
+
+def test_a_row_as_key_is_written_as_json() -> None:
+    with beam.Pipeline(**DIRECT) as pipeline:
+        batches = (
+            pipeline
+            | tickets()
+            | BatchByPrefix(prefix_batching={"key_fn": "test_batch_by_prefix:of_place"})
+        )
+        assert_that(
+            batches | beam.Map(lambda batch: batch.key),
+            equal_to(['{"city": "Bern", "zone": 0}', '{"city": "Bern", "zone": 1}']),
+        )
+
+
+def test_a_column_that_cannot_be_a_key_is_named() -> None:
+    pipeline = beam.Pipeline(**DIRECT)
+    rows = pipeline | beam.Create([beam.Row(at=Timestamp(1))])
+    with pytest.raises(ConfigError, match="key_field: field 'at' is a Timestamp, which cannot"):
+        _ = rows | BatchByPrefix(prefix_batching={"key_field": "at"})
+
+
 def test_a_null_field_fails_its_row_alone() -> None:
     with beam.Pipeline(**DIRECT) as pipeline:
         outputs = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import operator
@@ -57,7 +58,8 @@ def as_text(value: Any) -> str:
         value = value.tolist()  # numpy's
     if hasattr(value, "to_rfc3339"):
         return value.to_rfc3339()
-    if isinstance(value, bool) or hasattr(value, "_asdict") or isinstance(value, list | Mapping):
+    structured = hasattr(value, "_asdict") or dataclasses.is_dataclass(value)
+    if isinstance(value, bool) or structured or isinstance(value, list | Mapping):
         return json.dumps(_jsonable(value), ensure_ascii=False)
     if isinstance(value, Sequence):
         return json.dumps(_jsonable(list(value)), ensure_ascii=False)
@@ -67,6 +69,8 @@ def as_text(value: Any) -> str:
 def _jsonable(value: Any) -> Any:
     if hasattr(value, "_asdict"):
         value = value._asdict()
+    elif dataclasses.is_dataclass(value):
+        value = vars(value)
     if isinstance(value, Mapping):
         return {str(k): _jsonable(v) for k, v in value.items()}
     if isinstance(value, bool | int | float | str) or value is None:

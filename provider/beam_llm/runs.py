@@ -32,6 +32,7 @@ _LOGGER = logging.getLogger(__name__)
 
 DEFAULT_MAX_BATCH_DURATION_SECS = 1.0
 
+_MOST = 2**63 - 1  # of a metric
 SHARD_BYTES = 8
 """A batch key begins with the shard, which sizes do not depend on."""
 
@@ -371,7 +372,7 @@ class _Batching(beam.DoFn):
         self._reasons[batch.reason].inc()
         self._size_distribution.update(count)
         if self._rules.weigh is not None:
-            self._weight_distribution.update(round(batch.weight))
+            self._weight_distribution.update(round(min(batch.weight, _MOST)))
         by_count = self._rules.weigh is None or self._rules.max_weight is not None
         with size.timed(count if by_count else batch.weight):
             yield self._rules.output(batch.run, in_window)

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias, cast
 
+from beam_llm.config import INT64
+
 ShardSpec: TypeAlias = int | Mapping[Any, int] | Callable[[Any], int]
 """One count for all keys, a count per key (1 for keys not listed), or key → count."""
 
@@ -62,3 +64,5 @@ def _check_count(count: object, parameter: str, or_else: str = "") -> None:
         )
     if count < 1:
         raise ValueError(f"{parameter}: {count} is less than the minimum of 1")
+    if count > INT64[1]:
+        raise ValueError(f"{parameter}: {count} is greater than the maximum of {INT64[1]}")

@@ -11,6 +11,7 @@ import importlib
 import logging
 import queue
 from collections.abc import Callable, Iterator, Sequence
+from decimal import Decimal
 from typing import Any, Optional
 
 import apache_beam as beam
@@ -35,7 +36,15 @@ from beam_llm.config import (
 from beam_llm.keys import encode_key
 from beam_llm.metrics import StepMetrics
 from beam_llm.prefixes import ChatPrefixKeyFn, PromptPrefixKeyFn
-from beam_llm.rows import Prompt, Prompter, Prompts, RowError, storable, token_estimate
+from beam_llm.rows import (
+    Prompt,
+    Prompter,
+    Prompts,
+    RowError,
+    as_text,
+    storable,
+    token_estimate,
+)
 from beam_llm.signatures import describe, plain_type
 from beam_llm.vllm.capacity import Capacity
 from beam_llm.vllm.client import Client, Reply, RequestError, ServerSettings, Submission
@@ -213,6 +222,11 @@ def _check_fields(config: KeyedConfig, prompts: Prompts, fields: Fields, name: s
             if kind is not None and plain_type(kind) is bytes:
                 words = f"field '{path}' holds bytes: decode it to text first"
                 problems.append(validation.Problem(place, words))
+    key_field = config.prefix_batching.key_field
+    kind = plain_type(dict(fields).get(key_field)) if key_field is not None else None
+    if kind in (Decimal, Timestamp):
+        words = f"field '{key_field}' is a {kind.__name__}, which cannot be a key: make it text"
+        problems.append(validation.Problem(("prefix_batching", "key_field"), words))
     if problems:
         raise validation.ConfigError(name, problems)
 
@@ -244,7 +258,7 @@ def _key_fn(config: KeyedConfig, name: str) -> KeyFn | None:
     if batching.key_field is not None:
         return _FieldKey(batching.key_field)
     if batching.key_fn is not None:
-        return _OwnKey(_imported(batching.key_fn, name))
+        return _OwnKey(_imported(batching.key_fn, name), batching.key_fn)
     delimiters = batching.prefix_delimiters
     extractor: Any = (ChatPrefixKeyFn if isinstance(config, ChatConfig) else PromptPrefixKeyFn)(
         batching.prefix_char_len, *(() if delimiters is None else (delimiters,))
@@ -270,7 +284,9 @@ def _imported(path: str, name: str) -> Callable[[Any], Any]:
             found = getattr(found, attribute)
         if not callable(found):
             wrong = f"'{path}' is a {type(found).__name__}, not a function"
-    except (ImportError, AttributeError) as error:
+    except ImportError as error:
+        wrong = f"'{path}' is not there: {error} (PYTHONPATH says where modules are looked for)"
+    except AttributeError as error:
         wrong = f"'{path}' is not there: {error}"
     if wrong is not None:
         problem = validation.Problem(("prefix_batching", "key_fn"), wrong)
@@ -290,14 +306,15 @@ class _FieldKey:
 
 
 class _OwnKey:
-    def __init__(self, function: Callable[[Any], Any]):
+    def __init__(self, function: Callable[[Any], Any], path: str):
         self._function = function
+        self._path = path
 
     def __call__(self, row: Any, prompt: Prompt) -> Any:
         return self._function(row)
 
     def __repr__(self) -> str:
-        return repr(self._function)
+        return f"key_fn {self._path}"
 
 
 class _PromptKey:
@@ -340,7 +357,7 @@ class _ShardsByKey:
         self._default = default
 
     def __call__(self, key: Any) -> int:
-        return self._by_key.get(str(key), self._default)
+        return self._by_key.get("None" if key is None else as_text(key), self._default)
 
 
 class _Alone(beam.DoFn):
@@ -399,12 +416,15 @@ class _Key(beam.DoFn):
 def _key(key_fn: KeyFn, row: Any, prompt: Prompt) -> Any:
     try:
         key = key_fn(row, prompt)
-        encode_key(key)  # what cannot be encoded fails its row here, not the bundle later
-        return key
     except RowError:
         raise
     except Exception as error:  # a user's function may raise anything
         raise RowError("key", f"{key_fn!r} raised {type(error).__name__}: {error}") from error
+    try:
+        encode_key(key)  # what cannot be encoded fails its row here, not the bundle later
+    except Exception as error:
+        raise RowError("key", f"{key_fn!r}: {error}") from error
+    return key
 
 
 # Requests
@@ -609,19 +629,21 @@ class BatchByPrefix(_RowTransform):
         key_fn = _key_fn(self._config, self._name)
         keyed, unkeyable = self._keyed(rows, key_fn, prompts)
         key_type = _key_type(self._config, fields)
-        as_text = key_type is typehints.Any
+        in_words = key_type is typehints.Any
         batches = (
             keyed
             | "Batch" >> _batcher(self._config, prompts)
-            | "ToRows" >> beam.Map(_batch_row, as_text)
+            | "ToRows" >> beam.Map(_batch_row, in_words)
         )
         output = [
-            ("key", Optional[str] if as_text else key_type),
+            ("key", Optional[str] if in_words else key_type),
             ("rows", Sequence[rows.element_type]),
         ]
         return self._outputs(rows, batches, output, [unkeyable])
 
 
-def _batch_row(batch: tuple[Any, list[tuple[Any, Timestamp]]], as_text: bool) -> Row:
+def _batch_row(batch: tuple[Any, list[tuple[Any, Timestamp]]], in_words: bool) -> Row:
     key, rows = batch
-    return Row(key=str(key) if as_text and key is not None else key, rows=[row for row, _ in rows])
+    return Row(
+        key=as_text(key) if in_words and key is not None else key, rows=[row for row, _ in rows]
+    )

@@ -2,6 +2,7 @@
 
 import collections
 import inspect
+import math
 import pickle
 
 import apache_beam as beam
@@ -92,6 +93,17 @@ def test_weight_bounds_a_batch(unbounded):
     )
     # 9 is full; 99 goes alone; three elements are full.
     assert values(outputs) == [[1, 3], [2, 2, 2], [4, 5], [99]]
+
+
+@MODES
+def test_an_infinite_weight_goes_alone(unbounded):
+    outputs = batches_of(
+        at_zero([1, math.inf, 2]),
+        fixed(9, key_fn=lambda x: 0, element_size_fn=lambda x: x, max_batch_weight=5),
+        unbounded=unbounded,
+    )
+    assert [math.inf] in [output.value for output in outputs]
+    assert sorted(x for output in outputs for x in output.value) == [1, 2, math.inf]
 
 
 @MODES
@@ -470,6 +482,7 @@ def test_exception_handling_without_anything_of_ours_is_rejected():
     [
         ({"max_batch_size": 0}, ValueError, "max_batch_size: 0"),
         ({"max_batch_size": 1, "num_shards": 0}, ValueError, "num_shards: 0"),
+        ({"max_batch_size": 1, "num_shards": 10**30}, ValueError, "greater than the maximum"),
         ({"max_batch_size": 1, "element_size_fn": len}, ValueError, "needs max_batch_weight"),
         ({"max_batch_size": 1, "max_batch_weight": 2}, ValueError, "needs element_size_fn"),
         ({"max_batch_size": 9, "latencies": BatchLatencies()}, ValueError, "needs min_batch_size"),

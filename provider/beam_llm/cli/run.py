@@ -389,9 +389,12 @@ def _show_summary(
     table.add_column(style="bold")
     table.add_column()
     failed = counts["rows_failed"]
-    table.add_row(
-        "rows", f"{counts['rows_read']:,}: {counts['rows_done']:,} answered, {failed:,} failed"
-    )
+    if configs:
+        table.add_row(
+            "rows", f"{counts['rows_read']:,}: {counts['rows_done']:,} answered, {failed:,} failed"
+        )
+    elif counts["batches"]:
+        table.add_row("batches", f"{counts['batches']:,}")
     if failed:
         kinds = {
             name.removeprefix("rows_failed_"): n
@@ -405,7 +408,8 @@ def _show_summary(
             + (f" → {where}" if where else ""),
         )
     prompt = counts["prompt_tokens"]
-    table.add_row("tokens", f"{prompt:,} in, {counts['completion_tokens']:,} out")
+    if configs:
+        table.add_row("tokens", f"{prompt:,} in, {counts['completion_tokens']:,} out")
     if prompt:
         share = counts["cached_tokens"] / prompt
         table.add_row("prefix cache", f"{share:.0%} of the prompt tokens came from it")
