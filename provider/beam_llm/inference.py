@@ -28,7 +28,7 @@ class ModelHandler(base.ModelHandler):
     A handler may also have any of these methods, which `RunInference` looks for:
 
     * `set_model_identifier(identifier: str)`, called on every worker before `load_model`, with
-      the model identifier of the transform.
+      the model identifier of the transform, numbered where a keyed handler has several models.
     * `default_model_identifier() -> str`, the identifier when the transform was given none.
       Beam draws a random one, with which no two steps share a model.
     * `run_inference_each(batch, model, inference_args) -> list`, which gives a prediction or
@@ -106,6 +106,11 @@ class RunInference(base.RunInference):
             for handler in _handlers(model_handler):
                 if hasattr(handler, "default_model_identifier"):
                     model_identifier = handler.default_model_identifier()
+        elif not (model_identifier.isascii() and model_identifier.isprintable()):
+            raise ValueError(
+                f"model_identifier: {model_identifier!r} has characters that Beam's annotations"
+                " cannot hold; allowed: printable ASCII"
+            )
         super().__init__(model_handler, *args, model_identifier=model_identifier, **kwargs)
         if self._use_model_manager and any(
             getattr(handler, "publishes_capacity", False) for handler in _handlers(model_handler)
@@ -247,9 +252,13 @@ class _InferenceOnly(base.ModelHandler):
 
     def set_environment_vars(self) -> None:
         # Beam calls this in each worker's set-up, before anything else.
-        for handler in _handlers(self.handler):
-            if hasattr(handler, "set_model_identifier"):
-                handler.set_model_identifier(self._identifier)
+        handlers = [h for h in _handlers(self.handler) if hasattr(h, "set_model_identifier")]
+        for number, handler in enumerate(handlers, start=1):
+            # Several models behind one keyed handler are not one model.
+            one_of_many = len(handlers) > 1
+            handler.set_model_identifier(
+                f"{self._identifier}-{number}" if one_of_many else self._identifier
+            )
         self.handler.set_environment_vars()
 
     def run_inference(

@@ -311,3 +311,24 @@ def test_handlers_of_others_can_carry_keys():
 def test_wrong_combinations_are_rejected_by_the_handler(arguments, error, said):
     with pytest.raises(error, match=said):
         ModelHandler(**arguments)
+
+
+def test_models_behind_one_keyed_handler_have_identifiers_of_their_own():
+    handler = base.KeyedModelHandler(
+        [base.KeyModelMapping(["a"], Handler()), base.KeyModelMapping(["b"], Handler())]
+    )
+    collect = Collect()
+    with beam.Pipeline(runner=FN_API_RUNNER) as pipeline:
+        _ = (
+            pipeline
+            | beam.Create([("a", 1), ("b", 1)])
+            | RunInference(handler, model_identifier="m")
+            | beam.MapTuple(lambda key, result: (key, result.inference[2]))
+            | "Collect" >> beam.ParDo(collect)
+        )
+    assert sorted(output.value for output in collect.outputs) == [("a", "m-1"), ("b", "m-2")]
+
+
+def test_an_identifier_that_beam_cannot_hold_is_refused():
+    with pytest.raises(ValueError, match="model_identifier: 'modèle' has characters"):
+        RunInference(Handler(), model_identifier="modèle")
