@@ -797,3 +797,13 @@ def test_examples_of_the_sections_do_what_they_say() -> None:
                 found = {finding.lint.name for finding in check(block).findings}
                 assert found == {name} or (not found and "# right" in block), block
     assert shown >= 10
+
+
+def test_the_process_keeps_its_memory_limit(tmp_path: Path) -> None:
+    import resource
+
+    from beam_llm.cli import main
+
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    assert main(["validate", str(tmp_path)]) == 2
+    assert resource.getrlimit(resource.RLIMIT_AS) == before

@@ -222,14 +222,6 @@ def test_identifier_comes_from_the_handler_or_is_random():
     assert identifier(Handler()) != identifier(Handler())
 
 
-def test_each_model_of_a_keyed_handler_learns_the_identifier():
-    handler = base.KeyedModelHandler(
-        [base.KeyModelMapping(["a"], Handler()), base.KeyModelMapping(["b"], Handler())]
-    )
-    results = infer([("a", 1), ("b", 2)], RunInference(handler, model_identifier="m"))
-    assert {result.inference[2] for _, result in results} == {"m"}
-
-
 def test_annotations_are_those_of_the_users_handler():
     transform = RunInference(Handler())
     before = transform.annotations()

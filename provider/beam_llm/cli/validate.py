@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import resource
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,19 @@ _MAX_MEMORY = 4 << 30  # bytes
 _STDIN = "<stdin>"
 
 
+@contextlib.contextmanager
+def _bounded_memory() -> Generator[None]:
+    """Lets templates that fill the memory end in an error: files may come from strangers."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    most = _MAX_MEMORY if hard == resource.RLIM_INFINITY else min(hard, _MAX_MEMORY)
+    resource.setrlimit(resource.RLIMIT_AS, (most, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+@_bounded_memory()
 def validate(
     targets: Sequence[str],
     variables: Sequence[str],
@@ -54,7 +68,6 @@ def validate(
         return 2
     if style is None:
         style = "github" if os.environ.get("GITHUB_ACTIONS") == "true" else "text"
-    _bound_memory()
     findings: list[Finding] = []
     files, code = 0, 0
     for name, source in _sources(targets):
@@ -77,13 +90,6 @@ def validate(
         print("beam-llm: no pipeline files there", file=sys.stderr)
         return 2
     return code
-
-
-def _bound_memory() -> None:
-    """Lets templates that fill the memory end in an error: files may come from strangers."""
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    wanted = _MAX_MEMORY if hard == resource.RLIM_INFINITY else min(hard, _MAX_MEMORY)
-    resource.setrlimit(resource.RLIMIT_AS, (wanted, hard))
 
 
 def _sources(targets: Sequence[str]) -> Iterator[tuple[str, str | Finding]]:
