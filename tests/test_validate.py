@@ -446,6 +446,114 @@ def test_a_clean_file_needs_no_slow_import() -> None:
     assert done.stdout.splitlines()[-1] == "set()"
 
 
+# What reports survive
+
+
+STRANGE = WRONG.replace("config: {model", 'config: {"a\\ud800\\n\\e[31m\\u2028b": 1, model')
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+@pytest.mark.parametrize("style", ["text", "github", "json", "sarif"])
+def test_no_name_breaks_a_report(tmp_path: Path, style: str, encoding: str) -> None:
+    strange = os.fsdecode(b"lat\xfc\n\x1b[1m.yaml")
+    (tmp_path / "é.yaml").write_text(STRANGE)
+    (tmp_path / strange).write_text(STRANGE)
+    env = {"PYTHONIOENCODING": encoding}
+    done = validate(f"--format={style}", "é.yaml", strange, cwd=tmp_path, env=env)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    if style in ("text", "github"):
+        assert len(done.stdout.splitlines()) == 4  # two problems in each file
+        assert "\x1b" not in done.stdout
+        assert "\\ud800" in done.stdout
+    else:
+        read = json.loads(done.stdout)
+        problems = read["problems"] if style == "json" else read["runs"][0]["results"]
+        assert len(problems) == 4
+        json.dumps(problems, ensure_ascii=False).encode()  # no halves of characters
+
+
+@pytest.mark.parametrize(
+    ("redirection", "said"),
+    [
+        (">&-", "beam-llm: standard output is closed"),
+        (">/dev/full", "beam-llm: standard output cannot be written: No space left on device"),
+        ("2>&- >&-", ""),
+        ("2>/dev/full >/dev/full", ""),
+    ],
+)
+def test_output_that_nobody_takes_is_said_in_a_line(
+    tree: Path, redirection: str, said: str
+) -> None:
+    done = subprocess.run(
+        f'"{sys.executable}" -m beam_llm validate deep {redirection}',
+        shell=True,
+        capture_output=True,
+        text=True,
+        cwd=tree,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr.strip()) == (2, "", said)
+
+
+def test_a_reader_that_leaves_ends_it_quietly(tree: Path) -> None:
+    ours, theirs = os.pipe()
+    os.close(ours)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "beam_llm", "validate", "deep"],
+            stdout=theirs,
+            stderr=subprocess.PIPE,
+            cwd=tree,
+            check=False,
+        )
+    finally:
+        os.close(theirs)
+    assert (done.returncode, done.stderr) == (2, b"")
+
+
+def test_a_closed_standard_input_is_said() -> None:
+    done = subprocess.run(
+        f'"{sys.executable}" -m beam_llm validate --format=text - <&-',
+        shell=True,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    said = "<stdin>: error: cannot be read: it is closed [file]\n"
+    assert (done.returncode, done.stdout) == (2, said)
+    assert "Traceback" not in done.stderr
+
+
+def test_a_pipe_is_not_waited_for(tree: Path) -> None:
+    os.mkfifo(tree / "deep/pipe.yaml")
+    assert validate("deep", cwd=tree, timeout=60).stderr == "2 files checked: 1 error, 1 warning\n"
+    done = validate("deep/pipe.yaml", cwd=tree, timeout=60)
+    assert (done.returncode, done.stdout) == (
+        2,
+        "deep/pipe.yaml: error: cannot be read: it is not a regular file"
+        " (what a pipe holds goes to '-') [file]\n",
+    )
+
+
+@pytest.mark.parametrize("statement", ["include '{}'", "import '{}' as x", "extends '{}'"])
+@pytest.mark.parametrize("target", ["../secret", "{root}/secret", "link", "../p/../secret"])
+def test_templates_read_nothing_elsewhere(tmp_path: Path, statement: str, target: str) -> None:
+    (tmp_path / "secret").write_text("hunter2: [")
+    (tmp_path / "p").mkdir()
+    (tmp_path / "p/link").symlink_to("../secret")
+    target = target.format(root=tmp_path)
+    (tmp_path / "p/p.yaml").write_text(f"{{% {statement.format(target)} %}}")
+    done = validate("p.yaml", cwd=tmp_path / "p")
+    assert (done.returncode, done.stdout) == (
+        1,
+        f"p.yaml:1: error: Jinja: '{target}' leads out of the pipeline's folder and the working"
+        " directory [template]\n",
+    )
+    if target == "../secret":  # what the working directory holds may be read
+        assert "leads out" not in validate("p/p.yaml", cwd=tmp_path).stdout
+
+
 # Places
 
 
@@ -736,6 +844,72 @@ def test_a_comment_silences_its_line_alone() -> None:
     assert len(said(elsewhere)) == 1
 
 
+def test_a_text_that_looks_like_a_comment_silences_nothing() -> None:
+    for text in ('"# beam-llm: ignore[octal-number]"', "'a # beam-llm: ignore[octal-number]'"):
+        looks = ODD.replace("hello", text)
+        assert any("octal-number" in line for line in said(looks)), looks
+    block = "    - type: LogForTesting\n      config:\n        prefix: |{}\n          {}\n"
+    mark = "# beam-llm: ignore[nonsense]"
+    assert said(CLEAN + block.format("", mark)) == []
+    assert len(said(CLEAN + block.format(f" {mark}", "x"))) == 1
+
+
+def test_one_wrong_knob_hides_no_other() -> None:
+    wrong = WRONG.replace('prompt: "{txt}"', 'prompt: "{txt}", sampling: {temperature: warm}')
+    assert [line.rpartition("[")[2] for line in said(wrong)] == ["unknown-field]", "config]"]
+    broken = wrong.replace("{txt}", "{txt")
+    assert [line.rpartition("[")[2] for line in said(broken)] == ["config]", "config]"]
+    chat = """\
+pipeline:
+  type: chain
+  transforms:
+    - {type: Create, config: {elements: [{text: hello}]}}
+    - type: VLLMChat
+      config:
+        messages: [{role: user, content: "{txt}"}, 7, {role: usr, content: "{text"}]
+        per_row: {seed: sed}
+        prefix_batching: {key_field: kye, mode: 7}
+"""
+    found = [
+        (f.path.removeprefix("transforms[1].config."), f.lint.name) for f in check(chat).findings
+    ]
+    assert sorted(found) == [
+        ("messages[0].content", "unknown-field"),
+        ("messages[1]", "config"),
+        ("messages[2].content", "config"),
+        ("messages[2].role", "config"),
+        ("model", "config"),
+        ("per_row.seed", "unknown-field"),
+        ("prefix_batching.key_field", "unknown-field"),
+        ("prefix_batching.mode", "config"),
+    ]
+
+
+@pytest.mark.parametrize("step", ["Map", "Ask"])
+def test_an_output_that_a_step_lacks_is_told(step: str) -> None:
+    text = """\
+pipeline:
+  transforms:
+    - {type: Create, config: {elements: [{text: hello}]}}
+    - type: MapToFields
+      name: Map
+      input: Create
+      config: {language: python, fields: {text: text}MAP}
+    - {type: VLLMCompletions, name: Ask, input: Map, config: {model: m, prompt: "{text}"ASK}}
+    - {type: LogForTesting, input: STEP.errors}
+""".replace("STEP", step)
+    handled = {step.upper(): ", error_handling: {output: errors}"}
+    right, wrong = text, text
+    for name in ("MAP", "ASK"):
+        right = right.replace(name, handled.get(name, ""))
+        wrong = wrong.replace(name, "")
+    assert said(right) == []
+    assert said(wrong) == [
+        f"9:29: error: transforms[3].input: '{step}' has no output 'errors', only 'out': with"
+        " error_handling: {output: NAME} it has another [bad-input]"
+    ]
+
+
 # The same words from everywhere
 
 
@@ -760,7 +934,7 @@ def test_yaml_python_and_the_command_say_the_same() -> None:
         for f in check(pipeline_of("VLLMCompletions", config, 0)).findings
     ]
     assert sorted(told) == constructed
-    assert len(told) == 4
+    assert len(told) == 5
 
 
 def test_constructing_logs_warnings(caplog: pytest.LogCaptureFixture) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 _MAX_CHARS = 10_000_000
 _MAX_NODES = 300_000
+_MAX_TOKENS = 5 * _MAX_NODES
 _MAX_DOCUMENTS = 1_000
 _MAX_DEPTH = 150  # recursion would end a little above
 _SMALL = 200_000  # characters that cannot hold too many nodes
@@ -122,6 +124,28 @@ def read(text: str) -> Iterator[Document]:
         loader.dispose()
     if failed is not None:
         raise failed
+
+
+def scalars(text: str) -> Iterator[tuple[int, int]]:
+    """Finds what is text of the document and no comment, whatever it looks like.
+
+    Args:
+      text: YAML, as far as it is right.
+
+    Yields:
+      Start and end of each scalar in the text, in their order.
+    """
+    if len(text) > _MAX_CHARS:
+        return
+    try:
+        for token in itertools.islice(yaml.scan(text, Loader=_LOADER), _MAX_TOKENS):
+            if isinstance(token, yaml.ScalarToken):
+                start: int = token.start_mark.index
+                if token.style in ("|", ">"):  # a comment may stand beside the sign
+                    start = text.find("\n", start)
+                yield start, token.end_mark.index
+    except (yaml.YAMLError, RecursionError):
+        return
 
 
 def _composed(text: str) -> tuple[Any, list[yaml.Node], DocumentError | None]:

@@ -26,6 +26,7 @@ from beam_llm.validation import (
     server_spec,
     shown,
     warnings,
+    written_field_problems,
 )
 from beam_llm.validation import Path as KnobPath
 
@@ -47,6 +48,13 @@ _SAME_FIELDS = frozenset(
     (
         *("Filter", "Reshuffle", "WindowInto", "AssignTimestamps", "LogForTesting", "Partition"),
         "ValidateWithSchema",
+    )
+)
+# Beam's own that have one output, and with error_handling another.
+_ONE_OUTPUT = frozenset(
+    (
+        *("AssignTimestamps", "Combine", "Create", "Explode", "Filter", "Flatten"),
+        *("LogForTesting", "MapToFields", "Reshuffle", "ValidateWithSchema", "WindowInto"),
     )
 )
 _LEAF: Fields = {}
@@ -358,10 +366,13 @@ class Checker:
     def _has_output(self, scope: _Scope, reference: _Reference, path: KnobPath) -> bool:
         step = scope.members[reference.member or 0]
         ours = self._providers.find(step.type)
-        if ours is None or reference.output is None or step.type in _NESTING:
+        base, dash, _ = step.type.partition("-")
+        name = base if dash and base in BY_LANGUAGE else step.type
+        one = ours is not None or (name in _ONE_OUTPUT and self._providers.is_beams(step.type))
+        if reference.output is None or not one:
             return True
         error = step.error_output
-        known = ["output", error] if error else ["out"]
+        known = ["good" if ours is None else "output", error] if error else ["out"]
         # Whatever a provider makes of it, the main output goes by these.
         if reference.output in (*known, "out", "output", "good"):
             return True
@@ -485,8 +496,12 @@ class Checker:
             problems = list(warnings(checked))
         if isinstance(checked, LLMConfig):
             self.configs.append((step, checked))
-        if checked is not None and into.fields is not None:
-            problems += field_problems(checked, into.fields)
+        if into.fields is not None:
+            problems += (
+                written_field_problems(ours.spec.config, ours.knobs(config), into.fields)
+                if checked is None
+                else field_problems(checked, into.fields)
+            )
         for problem in problems:
             at = (*step.path, "config", *ours.written(problem.path))
             self._report(at, problem.lint, problem.message)

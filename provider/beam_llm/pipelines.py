@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import bisect
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 from beam_llm.config import LLMConfig
-from beam_llm.documents import Document, DocumentError, read
+from beam_llm.documents import Document, DocumentError, read, scalars
 from beam_llm.flows import Checker, Step
 from beam_llm.lints import LINTS, Level, Lint, silenced
 from beam_llm.providers import Providers
@@ -56,7 +58,16 @@ class Finding:
     def __str__(self) -> str:
         places = [str(place) for place in (self.line, self.column) if place is not None]
         place = ":".join([self.file, *places])
-        return f"{place}: {self.level}: {self.text} [{self.lint.name}]"
+        return one_line(f"{place}: {self.level}: {self.text} [{self.lint.name}]")
+
+
+# What moves a terminal's cursor, ends a line, turns the direction of text, or is half a character.
+_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def one_line(text: str) -> str:
+    """Escapes what would break a line or act on a terminal, as Python writes it."""
+    return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 class PipelineFileError(Exception):
@@ -174,7 +185,7 @@ class _Checks:
 
     def __init__(self, rendered: Rendered):
         self._rendered = rendered
-        self._lines = rendered.text.split("\n") if "beam-llm:" in rendered.text else []
+        self._silenced = dict(_silenced(rendered.text)) if "beam-llm:" in rendered.text else {}
         self._found: dict[Finding, None] = {}
 
     def pipeline(self, document: Document) -> Pipeline:
@@ -204,8 +215,8 @@ class _Checks:
 
     def comments(self) -> None:
         """Checks the comments that silence."""
-        for number, line in enumerate(self._lines):
-            for name, column in silenced(line):
+        for number, names in self._silenced.items():
+            for name, column in names:
                 if name not in LINTS:
                     words = f"there is no check '{name}'{nearest(name, LINTS)}"
                     self.add("unknown-lint", words, (number, column))
@@ -226,8 +237,8 @@ class _Checks:
         if place is None:
             finding = Finding(lint, message, self._rendered.file, path=shown)
         else:
-            line = self._lines[place[0]] if place[0] < len(self._lines) else ""
-            if not lint.certain and any(name == lint.name for name, _ in silenced(line)):
+            names = self._silenced.get(place[0], ())
+            if not lint.certain and any(name == lint.name for name, _ in names):
                 return
             at: Place = self._rendered.place(*place)
             finding = Finding(lint, message, at.file, at.line, at.column, shown, at.rendered)
@@ -236,6 +247,22 @@ class _Checks:
     def sorted(self) -> list[Finding]:
         """The problems in the order of their lines."""
         return sorted(self._found, key=lambda f: (f.file, f.line or 0, f.column or 0))
+
+
+def _silenced(text: str) -> Iterator[tuple[int, list[tuple[str, int]]]]:
+    """The lines whose comments silence checks: the checks' names, each with its column."""
+    spans = list(scalars(text))
+    starts = [start for start, _ in spans]
+    offset = 0
+    for number, line in enumerate(text.split("\n")):
+        names: list[tuple[str, int]] = []
+        for name, column in silenced(line):
+            before = bisect.bisect_right(starts, offset + column) - 1
+            if before < 0 or offset + column >= spans[before][1]:
+                names.append((name, column))
+        if names:
+            yield number, names
+        offset += len(line) + 1
 
 
 class PipelineFile:

@@ -151,6 +151,8 @@ class Providers:
         try:
             if self._includes > _MAX_INCLUDES:
                 raise ValueError(f"more than {_MAX_INCLUDES} listings are included")
+            if listing.exists() and not listing.is_file():  # reading a pipe would wait for ever
+                raise ValueError("it is not a regular file")
             providers = _listing(listing)
         except (OSError, UnicodeDecodeError, ValueError, RecursionError, yaml.YAMLError) as error:
             words = error.strerror if isinstance(error, OSError) else str(error).partition("\n")[0]

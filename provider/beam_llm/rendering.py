@@ -189,7 +189,7 @@ def _fill(
     import jinja2.sandbox
 
     class Loader(jinja2.BaseLoader):
-        """Finds included files where Beam does, and keeps their text."""
+        """Finds included files where Beam does, inside of its folders, and keeps their text."""
 
         def __init__(self) -> None:
             self.sources = {path: source.splitlines()}
@@ -197,9 +197,14 @@ def _fill(
             self.names = [path]
 
         def get_source(self, environment: Any, template: str) -> tuple[str, str, Any]:
-            for folder in _folders(path):
+            folders = [(folder, folder.resolve()) for folder in _folders(path)]
+            outside = absolute = os.path.isabs(template)
+            for folder, _ in folders:
                 file = folder / template
-                if file.is_file():
+                real = file.resolve()  # where links lead
+                if absolute or not any(real.is_relative_to(root) for _, root in folders):
+                    outside = True
+                elif file.is_file():
                     name = os.path.normpath(file)
                     read = file.read_text(encoding="utf-8")
                     kept, dropped = without_leading_comments(read)
@@ -208,6 +213,9 @@ def _fill(
                     self.sources[name] = read.splitlines()
                     self.skipped[name] = dropped
                     return kept, name, lambda: True
+            if outside:
+                words = f"'{template}' leads out of the pipeline's folder and the working directory"
+                raise jinja2.TemplateRuntimeError(words)
             raise jinja2.TemplateNotFound(template)
 
     class Sandbox(jinja2.sandbox.SandboxedEnvironment):

@@ -6,6 +6,7 @@ that span several knobs. Nothing here imports Beam or vLLM.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import keyword
 import logging
@@ -129,10 +130,13 @@ def check(model: type[Model], raw: Any) -> tuple[list[Problem], Model | None]:
         # JSON has no integers apart from numbers: 16.0 is one to the schema, and to other
         # languages.
         config = msgspec.convert(integral(data), model)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:
         # The schema finds every problem, where the model stops at the first.
         found = [p for p in _schema_problems(model, data) if p.path not in odd]
         problems = found + problems or [_unexplained(error)]
+        known = {problem.path for problem in problems}
+        for path, text in _written_texts(model, data):
+            problems += [p for p in _template_rules(path, text) if p.path not in known]
     if problems or config is None:
         return problems, None
     problems = list(_rules(config))
@@ -166,8 +170,10 @@ def _schema_problems(model: type[Section], data: Any) -> Iterator[Problem]:
     return iter(dict.fromkeys(p for error in errors for p in _explain(error)))
 
 
-def _unexplained(error: msgspec.ValidationError) -> Problem:
+def _unexplained(error: msgspec.ValidationError | UnicodeEncodeError) -> Problem:
     """What the model refuses and the schema does not, such as an integer beyond 64 bits."""
+    if isinstance(error, UnicodeEncodeError):
+        return Problem((), f"{shown(error.object)} has half a character, which UTF-8 cannot write")
     words, _, place = str(error).partition(" - at `$")
     steps = re.findall(r"\.(\w+)|\[(\d+)\]", place)
     return Problem(tuple(key or int(index) for key, index in steps), words)
@@ -557,6 +563,23 @@ def template_texts(config: KeyedConfig) -> list[tuple[Path, str]]:
     return []
 
 
+def _written_texts(model: type[Section], data: Any) -> Iterator[tuple[Path, str]]:
+    """The templates of data that may be wrong elsewhere."""
+    found: list[tuple[Path, Any]] = []
+    if isinstance(data, dict):
+        data = cast("dict[str, Any]", data)
+        if issubclass(model, ChatConfig):
+            given = data.get("messages")
+            messages = cast("list[Any]", given) if isinstance(given, list) else []
+            for i, message in enumerate(messages):
+                if isinstance(message, dict):
+                    content = cast("dict[str, Any]", message).get("content")
+                    found.append((("messages", i, "content"), content))
+        elif issubclass(model, CompletionsConfig | BatchByPrefixConfig):
+            found.append((("prompt",), data.get("prompt")))
+    return ((path, text) for path, text in found if isinstance(text, str))
+
+
 def output_columns(config: LLMConfig) -> list[str]:
     """The columns that a transform adds."""
     prefix = config.details_prefix
@@ -574,35 +597,15 @@ def field_problems(config: KeyedConfig, fields: Fields) -> list[Problem]:
     Returns:
       The problems.
     """
-    found: list[Problem] = []
-
-    def unknown(path: Path, field: str, among: Iterable[str]) -> None:
-        known = list(among)
-        if known:
-            hint = nearest(field, known)
-            words = f"the input has no field '{field}'{hint} (fields: {', '.join(known)})"
-        else:
-            words = f"'{field}' is not there: '{field.rpartition('.')[0]}' is no nested row"
-        found.append(Problem(path, words, "unknown-field"))
-
-    for place, text in template_texts(config):
-        for path in dict.fromkeys(Template.parse(text).fields):
-            at: Fields | None = fields
-            for step in path.split("."):
-                if at is not None and step not in at:
-                    unknown(place, path, at)
-                    break
-                at = None if at is None else at[step]
-    key_field = config.prefix_batching.key_field
-    if key_field is not None and key_field not in fields:
-        unknown(("prefix_batching", "key_field"), key_field, fields)
+    columns: list[tuple[Path, Any]] = [
+        (("prefix_batching", "key_field"), config.prefix_batching.key_field)
+    ]
+    if isinstance(config, LLMConfig):
+        columns += [(("per_row", knob), getattr(config.per_row, knob)) for knob in PER_ROW_KNOBS]
+    found = list(_unknown_fields(template_texts(config), columns, fields))
     if not isinstance(config, LLMConfig):
         return list(dict.fromkeys(found))
 
-    for knob in PER_ROW_KNOBS:
-        column = getattr(config.per_row, knob)
-        if column is not None and column not in fields:
-            unknown(("per_row", knob), column, fields)
     outputs = output_columns(config)
     for field in outputs:
         clash = "the input" if field in fields else None
@@ -614,6 +617,59 @@ def field_problems(config: KeyedConfig, fields: Fields) -> list[Problem]:
             words = f"{clash} already has a field '{field}': give {remedy}"
             found.append(Problem((knob,), words, "field-clash"))
     return list(dict.fromkeys(found))
+
+
+def written_field_problems(model: type[KeyedConfig], raw: Any, fields: Fields) -> list[Problem]:
+    """Checks the fields of a configuration of which something else is wrong.
+
+    Args:
+      model: The configuration model.
+      raw: As in ``load``.
+      fields: The input's fields.
+
+    Returns:
+      The problems of the templates and columns that can be read.
+    """
+    data = plain(raw)
+    texts: list[tuple[Path, str]] = []
+    for path, text in _written_texts(model, data):
+        with contextlib.suppress(TemplateError):
+            Template.parse(text)
+            texts.append((path, text))
+    columns: list[tuple[Path, Any]] = []
+    knobs = [("prefix_batching", "key_field")]
+    if issubclass(model, LLMConfig):
+        knobs += [("per_row", knob) for knob in PER_ROW_KNOBS]
+    for section, knob in knobs:
+        given = data.get(section)
+        if isinstance(given, dict):
+            columns.append(((section, knob), cast("dict[str, Any]", given).get(knob)))
+    return list(dict.fromkeys(_unknown_fields(texts, columns, fields)))
+
+
+def _unknown_fields(
+    texts: Iterable[tuple[Path, str]], columns: Iterable[tuple[Path, Any]], fields: Fields
+) -> Iterator[Problem]:
+    def unknown(path: Path, field: str, among: Iterable[str]) -> Problem:
+        known = list(among)
+        if known:
+            hint = nearest(field, known)
+            words = f"the input has no field '{field}'{hint} (fields: {', '.join(known)})"
+        else:
+            words = f"'{field}' is not there: '{field.rpartition('.')[0]}' is no nested row"
+        return Problem(path, words, "unknown-field")
+
+    for place, text in texts:
+        for path in dict.fromkeys(Template.parse(text).fields):
+            at: Fields | None = fields
+            for step in path.split("."):
+                if at is not None and step not in at:
+                    yield unknown(place, path, at)
+                    break
+                at = None if at is None else at[step]
+    for place, column in columns:
+        if isinstance(column, str) and column not in fields:
+            yield unknown(place, column, fields)
 
 
 def _located(path: Path, message: str) -> Problem:
