@@ -132,8 +132,8 @@ def check(model: type[Model], raw: Any) -> tuple[list[Problem], Model | None]:
         config = msgspec.convert(integral(data), model)
     except (msgspec.ValidationError, UnicodeEncodeError) as error:
         # The schema finds every problem, where the model stops at the first.
-        found = [p for p in _schema_problems(model, data) if p.path not in odd]
-        problems = found + problems or [_unexplained(error)]
+        problems += [p for p in _schema_problems(model, data) if p.path not in odd]
+        problems = problems or [_unexplained(error)]
         known = {problem.path for problem in problems}
         for path, text in _written_texts(model, data):
             problems += [p for p in _template_rules(path, text) if p.path not in known]
