@@ -28,7 +28,8 @@ def set_up(form: str, level: str) -> None:
 
 def _shorten(record: logging.LogRecord) -> bool:
     """Leaves out what gRPC adds where a stranger sends noise: a traceback for each message."""
-    if record.exc_info and isinstance(record.exc_info[1], DecodeError):
+    theirs = record.name.startswith("grpc")
+    if theirs and record.exc_info and isinstance(record.exc_info[1], DecodeError):
         record.msg, record.args, record.exc_info = "a message that cannot be read", (), None
     return True
 
